@@ -20,6 +20,8 @@ ROOT = Path(__file__).parent
 PROJECT = nox.project.load_toml("pyproject.toml")
 BYTECODE = {"PYTHONDONTWRITEBYTECODE": None}
 """What a process compiles of torch, transformers and the project, the next one finds."""
+SIDE_BY_SIDE = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile", "--no-loadscope-reorder")
+"""Files side by side, each by one process: tests of a file share runs and warm workers. Longest first (conftest.py)."""
 STUB = ROOT / "skippipe" / "_scheduler.pyi"
 
 
@@ -53,9 +55,14 @@ def tests(session: nox.Session) -> None:
     install(session, "tests", "bench", extras="[train]")
     if not session.posargs:
         session.run("cargo", "test", "--locked", "--package", "skippipe-core", external=True)
-    # Files side by side, each by one process: tests of a file share runs and warm workers. Longest first (conftest.py).
-    side_by_side = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile", "--no-loadscope-reorder")
-    session.run("pytest", *(session.posargs or side_by_side), env=BYTECODE)
+    session.run("pytest", *(session.posargs or SIDE_BY_SIDE), env=BYTECODE)
+
+
+@nox.session
+def thorough(session: nox.Session) -> None:
+    """Run the Python tests with all random cases of each property, of which `tests` tries a share."""
+    install(session, "tests", "bench", extras="[train]")
+    session.run("pytest", "--hypothesis-profile=thorough", *SIDE_BY_SIDE, *session.posargs, env=BYTECODE)
 
 
 @nox.session

@@ -1,8 +1,6 @@
 """What tests of several files share."""
 
-import copy
 import dataclasses
-import functools
 import json
 import subprocess
 from collections.abc import Callable, Iterator
@@ -10,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra._internal.core_plugins.importlib_resources_config_source import ImportlibResourcesConfigSource
-from hydra.core.config_store import ConfigStore
+from composing import remember_compositions
+from effort import THOROUGH
 from hypothesis import settings
 from warm import Fresh, start_warm
 
@@ -20,7 +18,6 @@ from skippipe.console import streams
 from skippipe.errors import InputError
 
 ROOT = Path(__file__).parent.parent
-SOURCES = ROOT / "skippipe"
 PUBLISHED = ROOT / "tests" / "reference" / "published"
 """Published instances."""
 
@@ -36,12 +33,14 @@ class Result:
 
 Run = Callable[..., Result]
 LONGEST = (
-    "train/test_torchrun.py", "train/test_recovery.py", "train/test_node.py", "train/test_resume_processes.py",
-    "test_planner.py", "test_docs.py", "train/test_resume.py", "test_cli_process.py", "train/test_kill.py",
-    "train/test_joining.py", "train/test_closed_loop.py", "train/test_phases.py", "train/test_measure.py",
+    "train/test_recovery.py", "train/test_torchrun.py", "train/test_closed_loop.py", "train/test_node.py",
+    "train/test_resume.py", "train/test_phases.py", "train/test_kill.py", "test_planner.py", "train/test_joining.py",
+    "train/test_measure.py", "train/test_resume_processes.py", "study/test_study_command.py", "model/test_folder.py",
+    "train/test_precision.py",
 )  # fmt: skip
-"""Files that take a minute or about that, longest first."""
+"""Files that take half a minute or more, longest first."""
 settings.register_profile("long", max_examples=350_000)
+settings.register_profile(THOROUGH)
 OF_HYDRA = ("Only one of --run, --multirun, ", "Additional config directory ")
 """Beginnings of errors of Hydra's, which names no key."""
 
@@ -59,23 +58,10 @@ def warm() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def composed_quickly() -> Iterator[None]:
-    """Hydra reads each file of the package once, and does not copy all that is registered for each composition.
-
-    It copies the list of its sources lest it change that, and with it the whole store, of which it copies again what it
-    loads. That takes a third of a composition, of which the tests make thousands. Programs started anew do as always.
-    """
-    read = functools.cache(ImportlibResourcesConfigSource._read_config)
-
-    def read_once(self: ImportlibResourcesConfigSource, res: Any) -> Any:
-        source = known.setdefault((self.provider, self.path), self)
-        return copy.deepcopy(read(source, res) if str(res).startswith(str(SOURCES)) else real(self, res))
-
-    known: dict[tuple[str, str], ImportlibResourcesConfigSource] = {}
-    real = ImportlibResourcesConfigSource._read_config
+def composed_once() -> Iterator[None]:
+    """Of the same files, settings are composed once; programs started anew do as always."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ConfigStore, "__deepcopy__", lambda store, _: store, raising=False)
-        patch.setattr(ImportlibResourcesConfigSource, "_read_config", read_once)
+        remember_compositions(patch)
         yield
 
 

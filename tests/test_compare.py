@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, Run
+from effort import cases
 from reference.allocator import Stages
 from reference.independent import verdict
 from reference.instances import random_cluster
@@ -67,7 +68,7 @@ def rings(stages: Stages) -> list[Stages]:
 
 
 @pytest.mark.parametrize("strategy", ["full", "skippipe-no-tc2"])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(cases(5, 3)))
 def test_the_best_of_all_allocations_is_found(strategy: str, seed: int) -> None:
     """Every allocation there is, planned by the strategy itself with as much work, is no better."""
     cluster, sizes, question = tiny(seed)

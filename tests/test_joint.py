@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from effort import cases
 from reference.allocator import Stages
 from reference.independent import verdict
 from reference.instances import Json, random_cluster
@@ -75,7 +76,7 @@ def allocation_report(found: Plan) -> AllocationReport:
     return report
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(cases(60, 30)))
 def test_tiny_clusters_get_the_best_of_all_allocations(seed: int) -> None:
     rng = Random(seed)
     content, sizes, each, ratio, rules = tiny(rng)
@@ -134,7 +135,7 @@ def without_some(sizes: list[int]) -> Iterator[list[int]]:
         yield [sizes[0], *rest]
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(cases(24, 12)))
 def test_nodes_may_be_left_out(seed: int) -> None:
     """The plan is the best of all allocations with and without nodes, and the bound holds for all of them."""
     rng = Random(1000 + seed)
@@ -218,7 +219,7 @@ def fits(found: Plan, content: Json, layers: int) -> None:
     assert (found.cluster.transfer_matrix() == Cluster.from_json(json.dumps(content)).transfer_matrix()).all()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(cases(12, 5)))
 def test_layers_and_shares_of_the_sources_are_chosen(seed: int) -> None:
     rng = Random(seed)
     content = random_cluster(rng, 4, 2)

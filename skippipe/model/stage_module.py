@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from skippipe.devices import autocast
 from skippipe.model.families import Family, family_of
 from skippipe.model.layers import LayerRunner, compiled_for_any_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from transformers import PretrainedConfig, PreTrainedModel
 
@@ -267,12 +268,28 @@ class StageModule(nn.Module):
         return torch.stack(losses).sum() * self._router_loss_scale
 
 
+class _WithoutDrawing(TorchFunctionMode):
+    """Leaves out what `torch.nn.init` draws, on this thread: on the meta device that takes longer than all else."""
+
+    def __torch_function__(
+        self,
+        func: "Callable[..., Any]",
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: "Mapping[str, Any] | None" = None,
+    ) -> Any:
+        named = kwargs or {}
+        if getattr(func, "__module__", None) == nn.init.__name__:
+            return args[0] if args else named["tensor"]
+        return func(*args, **named)
+
+
 def empty_stage_module(config: "PretrainedConfig", *, stage: int, layers: range, first: bool) -> StageModule:
     """Build the module of one stage on the meta device: shapes without memory or weights."""
     family = family_of(config.model_type)
     assert layers.step == 1, "a stage is a run of layers"
     assert 0 <= layers.start <= layers.stop <= config.num_hidden_layers, f"no layers {layers}"
-    with torch.device("meta"):
+    with torch.device("meta"), _WithoutDrawing():
         model: PreTrainedModel = family.model_class()(stage_config(config, layers))
     model.config = copy.deepcopy(config)  # which initial weights depend on; the body keeps that of the stage
     module = StageModule(model, family, stage=stage, layers=layers, first=first)

@@ -5,10 +5,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from effort import cases
 
 from skippipe.evaluate.intervals import Interval, Losses, mean_interval, student
 
-EXPERIMENTS = 200
+EXPERIMENTS = cases(200, 100)
 TRUE = 3.0
 
 

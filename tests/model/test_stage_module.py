@@ -1,8 +1,9 @@
 """Parts of models against the full models of transformers."""
 
 import copy
+import functools
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -22,19 +23,36 @@ def test_a_model_of_every_architecture_is_tried() -> None:
     assert len(CUTS) == 2 ** (LAYERS - 1)
 
 
+class Whole(NamedTuple):
+    """A model in one part, and transformers' with the same weights."""
+
+    config: Any
+    state: dict[str, Tensor]
+    logits: list[tuple[Tensor, Tensor]]
+    """of transformers', each with its tokens"""
+
+
+@functools.cache
+def whole(name: str) -> Whole:
+    config = config_of(name)
+    parts = parts_of(config, [LAYERS])
+    full_model, state = full_model_of(config, parts), state_of(parts)
+    assert state.keys() == full_model.state_dict().keys()
+    given = (tokens(2, 16), tokens(1, 7), tokens(2, 16, seed=2))
+    return Whole(config, state, [(each, full_model(each, use_cache=False).logits) for each in given])
+
+
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_every_cut_is_the_model_of_transformers(name: str, cut: list[int]) -> None:
-    config = config_of(name)
-    parts, uncut = parts_of(config, cut), parts_of(config, [LAYERS])
-    state, expected = state_of(parts), uncut[0].state_dict()
+    config, expected, logits = whole(name)
+    parts = parts_of(config, cut)
+    state = state_of(parts)
     assert state.keys() == expected.keys()
     assert all(torch.equal(state[key], expected[key]) for key in state)
-    full_model = full_model_of(config, parts)
-    assert state.keys() == full_model.state_dict().keys()
-    for given in (tokens(2, 16), tokens(1, 7), tokens(2, 16, seed=2)):
-        assert torch.equal(logits_of(parts, given), full_model(given, use_cache=False).logits)
+    for given, found in logits:
+        assert torch.equal(logits_of(parts, given), found)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3", "mixtral", "mistral", "phi3", "gemma2", "gemma3_text"])

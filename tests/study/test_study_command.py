@@ -29,10 +29,11 @@ schedule: {microbatches_per_source: 2}
 planner: {work_limit: 200}
 data: {sequence: 32, validation_blocks: 16}
 runtime: {compile: false, autocast: null}
-train: {iterations: 60, microbatch_size: 2, validate_every: 20, validate_training: true}
+train: {iterations: 40, microbatch_size: 2, validate_every: 20, validate_training: true}
 """
 ARM = "# @package _global_\ndefaults:\n  - tiny\n  - _self_\n\nschedule: {{skip_ratio: {}}}\n"
-TOKENS = 60 * 4 * 2 * 32
+ITERATIONS = 40
+TOKENS = ITERATIONS * 4 * 2 * 32
 
 
 @pytest.fixture(scope="module")
@@ -120,13 +121,17 @@ def test_a_study(run: Run, tmp_path: Path, own: Path, prepared: Path) -> None:
     assert "cpu: whole, seed 0: train done" in out
     assert "cpu: part, seed 0: train done" in out
     events = study.events("whole")
-    assert [e["iteration"] for e in events if e["event"] == "iteration"] == [*range(1, 61)]
-    assert [e["iteration"] for e in events if e["event"] == "resumed"] == [stopped["tokens_done"] // (TOKENS // 60)]
+    assert [e["iteration"] for e in events if e["event"] == "iteration"] == [*range(1, ITERATIONS + 1)]
+    assert [e["iteration"] for e in events if e["event"] == "resumed"] == [
+        stopped["tokens_done"] // (TOKENS // ITERATIONS)
+    ]
     for experiment in ("whole", "part"):
         entry, validations = study.entry(experiment), study.events(experiment)
         assert (entry["tokens_done"], entry["finished"], entry["note"]) == (TOKENS, True, None)
         losses = {e["iteration"]: round(e["loss"], 5) for e in validations if e["event"] == "validation"}
-        assert [(tokens // (TOKENS // 60), loss) for tokens, loss, _ in entry["curve"]] == sorted(losses.items())
+        assert [(tokens // (TOKENS // ITERATIONS), loss) for tokens, loss, _ in entry["curve"]] == sorted(
+            losses.items()
+        )
     page = (tmp_path / "kept" / "mine.md").read_text()
     assert f"| part | 0 | {TOKENS / 1e6:.3g} |" in page
     assert "## With layers skipped" not in page
@@ -150,7 +155,7 @@ def test_a_study(run: Run, tmp_path: Path, own: Path, prepared: Path) -> None:
         ("studies", "studies/whole/seed0: holds a run with other settings than whole, seed 0"),
         ("elsewhere", "whole, seed 0 is recorded with other settings"),
     ):
-        result = run(*study.arguments, "minutes=0", f"folder={folder}", 'overrides=["train.iterations=61"]')
+        result = run(*study.arguments, "minutes=0", f"folder={folder}", 'overrides=["train.iterations=41"]')
         assert result.status == 2
         assert message in result.err
 

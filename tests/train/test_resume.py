@@ -35,7 +35,7 @@ from skippipe.train.resolve.layout import resolve_layout
 from skippipe.train.resolve.resolve import resolve
 
 NEVER = 10**6
-ITERATIONS = 7
+ITERATIONS = 5
 DROPOUT = {"attention_dropout": 0.2}
 
 
@@ -231,13 +231,27 @@ def finished(pool: pools.Pool, tmp_path_factory: pytest.TempPathFactory) -> tupl
     return run, list(reported[0])
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[EventDict]]:
+    """The same, by one process."""
+    run = tmp_path_factory.mktemp("trained") / "run"
+    run.mkdir()
+    return run, train_alone(with_every(job_of()), run)
+
+
+@pytest.fixture
+def copied(trained: tuple[Path, list[EventDict]], tmp_path: Path) -> Path:
+    """A copy of that run, which a test may change."""
+    return Path(shutil.copytree(trained[0], tmp_path / "copied"))
+
+
 @pytest.mark.parametrize("other", OTHERS)
 def test_onto_others_and_back(other: str, train: Train, finished: tuple[Path, list[EventDict]], tmp_path: Path) -> None:
     """A change of plan leaves model and data position unchanged."""
     run, known = tmp_path / "run", validations(finished[1])
     shutil.copytree(finished[0], run)
     job, processes = OTHERS[other]
-    at = back_to(run, 3)
+    at = back_to(run, 2)
     there = train(with_every(job), run, processes)
     # In microbatches of another size, torch rounds otherwise.
     rel = 1e-12 if job.train.microbatch_size == 2 else 1e-6
@@ -248,7 +262,7 @@ def test_onto_others_and_back(other: str, train: Train, finished: tuple[Path, li
     before = open_checkpoint(run / CHECKPOINTS / f"iteration-{at:06d}").state
     assert (done.iteration, done.position) == (ITERATIONS, before.position + blocks * (ITERATIONS - at))
     assert done.tokens == done.position * job.data.sequence
-    again = back_to(run, 5)
+    again = back_to(run, 4)
     assert again > at
     back = train(with_every(job_of()), run)
     assert validations(back)[again] == pytest.approx(validations(there)[again], rel=rel)
@@ -290,9 +304,8 @@ def open_or_0(run: Path) -> int:
     return open_checkpoint(run).state.iteration if (run / CHECKPOINTS).exists() else 0
 
 
-def test_another_run_goes_on_from_a_checkpoint(folder: Folder) -> None:
-    first, second = folder("first"), folder("second")
-    train_alone(with_every(job_of()), first)
+def test_another_run_goes_on_from_a_checkpoint(trained: tuple[Path, list[EventDict]], folder: Folder) -> None:
+    first, second = trained[0], folder("second")
     path = sorted((first / CHECKPOINTS).iterdir())[1]
     events = train_alone(job_of(checkpoint__resume=str(path)), second)
     assert of_kind(events, "resumed")[0]["path"] == str(path)
@@ -301,9 +314,8 @@ def test_another_run_goes_on_from_a_checkpoint(folder: Folder) -> None:
     assert of_kind(again, "resumed")[0]["iteration"] == ITERATIONS, "its own ones come first"
 
 
-def test_a_damaged_one_is_passed_over(folder: Folder) -> None:
-    run = folder("run")
-    first = train_alone(with_every(job_of()), run)
+def test_a_damaged_one_is_passed_over(trained: tuple[Path, list[EventDict]], copied: Path) -> None:
+    run, first = copied, trained[1]
     newest, before, *_ = sorted((run / CHECKPOINTS).iterdir(), reverse=True)
     file = max((newest / "tensors").iterdir(), key=lambda path: path.stat().st_size)
     file.write_bytes(file.read_bytes()[:-100])
@@ -316,9 +328,8 @@ def test_a_damaged_one_is_passed_over(folder: Folder) -> None:
     assert open_checkpoint(run).state.iteration == ITERATIONS
 
 
-def test_no_complete_checkpoint_is_no_fresh_start(folder: Folder) -> None:
-    run = folder("run")
-    train_alone(job_of(), run)
+def test_no_complete_checkpoint_is_no_fresh_start(copied: Path) -> None:
+    run = copied
     for path in (run / CHECKPOINTS).iterdir():
         (path / "state.json").write_text("{}")
     with pytest.raises(
@@ -337,18 +348,15 @@ def test_no_complete_checkpoint_is_no_fresh_start(folder: Folder) -> None:
         ({"model": make_job().model}, "model.attention_dropout: expected 0.2, got 0.0"),
     ],
 )
-def test_of_another_run(changes: dict[str, Any], message: str, folder: Folder) -> None:
-    run = folder("run")
-    train_alone(job_of(), run)
+def test_of_another_run(changes: dict[str, Any], message: str, copied: Path) -> None:
     model = changes.pop("model", job_of().model)
     with pytest.raises(InputError, match=message):
-        train_alone(dataclasses.replace(job_of(**changes), model=model), run)
+        train_alone(dataclasses.replace(job_of(**changes), model=model), copied)
 
 
-def test_whole_ones_after_a_damaged_one_are_kept(folder: Folder) -> None:
+def test_whole_ones_after_a_damaged_one_are_kept(copied: Path) -> None:
     """A damaged checkpoint of a later iteration does not displace those that a resumed run saves."""
-    run = folder("run")
-    train_alone(with_every(job_of()), run)
+    run = copied
     for path in (run / CHECKPOINTS).iterdir():
         if int(path.name.removeprefix("iteration-")) > 2:
             (path / "plan.json").write_text("{}")
@@ -382,10 +390,11 @@ class SlowTensor(Tensor):
         return self.as_subclass(Tensor).detach()
 
 
-def test_weights_do_not_change_before_they_are_copied(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_do_not_change_before_they_are_copied(
+    trained: tuple[Path, list[EventDict]], folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However long the copy of a checkpoint takes, it holds what was there after its iteration."""
-    plain, slow = folder("plain"), folder("slow")
-    train_alone(with_every(job_of()), plain)
+    plain, slow = trained[0], folder("slow")
     save = CheckpointSaver.save
 
     def save_slowly(self: CheckpointSaver, tensors: Mapping[str, Tensor], contents: CheckpointContents) -> None:

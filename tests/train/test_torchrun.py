@@ -157,7 +157,7 @@ def test_two_machines_one_is_killed_and_one_is_asked_to_stop(tmp_path: Path) -> 
     settings = ["train.iterations=100000"]
     with (
         Torchrun(tmp_path, "a", [*options, "--node-rank=0"], *settings, "runtime.node=local-0") as a,
-        Torchrun(tmp_path, "b", [*options, "--node-rank=1"], *settings, "runtime.node=local-1") as b,
+        Torchrun(tmp_path, "b", [*options, "--node-rank=1"], *settings, "runtime.node=local-1", fresh=False) as b,
     ):
         kill_and_go_on(b, a, 1, tmp_path / "run")
         a.until(lambda out: "iteration" in out.split("resumed after")[1].split("\n", 1)[1])
