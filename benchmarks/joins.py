@@ -10,19 +10,17 @@ who takes part: they are compared with those of a run that loses nobody.
 """
 
 import argparse
-import contextlib
 import os
 import signal
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from output import Row, markdown, save
-from runs import PATIENCE_S, Events, Machine, free_port, until
+from runs import PATIENCE_S, Events, Machine, machines, until
 
 TOLERANCE = 1e-9
 JOB = [
@@ -32,22 +30,11 @@ JOB = [
 ]  # fmt: skip
 
 
-@contextlib.contextmanager
-def machines(folder: Path, options: argparse.Namespace, *settings: str) -> Iterator[list[Machine]]:
-    """All machines of a run."""
+def settings_of_all(options: argparse.Namespace, *more: str) -> list[list[str]]:
+    """The settings of each machine of a run."""
     nodes = sum(options.stages)
-    common = [*JOB, f"cluster.nodes_per_site={nodes}", f"cluster.stage_sizes={options.stages}", *options.set, *settings]
-    port = free_port()
-    running = [
-        Machine(node, port, folder, [*common, *([f"runtime.device=cuda:{node}"] if options.gpus else [])])
-        for node in range(nodes)
-    ]
-    try:
-        yield running
-    finally:
-        for machine in running:
-            machine.process.kill()
-            machine.process.wait()
+    common = [*JOB, f"cluster.nodes_per_site={nodes}", f"cluster.stage_sizes={options.stages}", *options.set, *more]
+    return [[*common, *([f"runtime.device=cuda:{node}"] if options.gpus else [])] for node in range(nodes)]
 
 
 def await_event(events: Events, kind: str, count: int) -> dict[str, Any]:
@@ -67,7 +54,7 @@ def stop(running: list[Machine]) -> None:
 def join_again_and_again(folder: Path, options: argparse.Namespace) -> list[Row]:
     """One run, whose last machine comes back so many times; a row for each."""
     rows, events = list[Row](), Events(folder)
-    with machines(folder, options, f"runtime.restarts={options.joins}") as running:
+    with machines(folder, settings_of_all(options, f"runtime.restarts={options.joins}")) as running:
         coming = running[-1]
         for number in range(options.joins):
             await_event(events, "iteration", events.count("iteration")() + 2)
@@ -96,7 +83,7 @@ def main() -> int:
         broken, whole = Path(name) / "broken", Path(name) / "whole"
         rows = join_again_and_again(broken, options)
         got = Events(broken).losses()
-        with machines(whole, options) as running:
+        with machines(whole, settings_of_all(options)) as running:
             await_event(Events(whole), "iteration", max(got))
             stop(running)
         expected = Events(whole).losses()

@@ -7,9 +7,9 @@ runtime.device=cuda`. Without skips and swaps, and in float64, the loss curve do
 it is compared with that of a run that loses nobody. Writes out/kills.json and out/kills.md, one row for each kill.
 
 `python benchmarks/kills.py --churn 600` has machines come and go, one event every 15 s: one is lost with all
-of its processes, or one that was lost comes back by the same command and joins. Each is a `skippipe node` with one node,
-on this machine; only the process that serves the rendezvous is never lost. Nobody helps those that train. Losses are
-noticed by the others as silence, for two heartbeats of 2 s here. Writes out/churn.json and out/churn.md, with the
+of its processes, or one that was lost comes back by the same command and joins. Each is a `skippipe node` with one
+node, on this machine; only the process that serves the rendezvous is never lost. Nobody helps those that train. Losses
+are noticed by the others as silence, for two heartbeats of 2 s here. Writes out/churn.json and out/churn.md, with the
 iterations that are kept in a second of churn, also as a fraction of those in the undisturbed time before.
 """
 

@@ -10,11 +10,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 PATIENCE_S = 600.0
+PARENT = "skippipe.train.launch.workers"
+"""In the command line of the parent of a machine's workers."""
 PROCESS = re.compile(r"rank (\d+), process (\d+)")
 """Where a run prints which process a rank is."""
 
@@ -44,7 +46,7 @@ class Events:
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         """Those of a kind so far."""
-        return [event for event in self._all() if event["event"] == kind]
+        return [event for event in self.all() if event["event"] == kind]
 
     def count(self, kind: str) -> Callable[[], int]:
         """Counts those of a kind whenever it is called."""
@@ -56,20 +58,23 @@ class Events:
 
     def latest(self) -> int:
         """Iterations done that count: those that a restart has voided, and which are not yet done again, do not."""
-        for event in reversed(self._all()):
+        for event in reversed(self.all()):
             if event["event"] in {"attempt", "iteration"}:
                 iteration: int = event["iteration"]
                 return iteration
         return 0
 
     def stages(self) -> list[list[int]]:
-        """Nodes of each stage by the plan that was adopted last."""
-        changes = [event for event in self._all() if event["event"] in {"recovered", "joined"}]
-        name = list(changes[-1]["plan_files"].values())[-1] if changes else "plan.json"
-        stages: list[list[int]] = json.loads((self._folder / name).read_text())["stages"]
-        return stages
+        """Nodes of each stage by the plan that was adopted last, where a run has one phase; [] before the first one."""
+        for event in reversed(self.all()):
+            if event["event"] in {"plan", "recovered", "joined"}:
+                files = event["files"]["plans"] if event["event"] == "plan" else event["plan_files"]
+                stages: list[list[int]] = json.loads((self._folder / [*files.values()][-1]).read_text())["stages"]
+                return stages
+        return []
 
-    def _all(self) -> list[dict[str, Any]]:
+    def all(self) -> list[dict[str, Any]]:
+        """All so far, in order."""
         path = self._folder / "metrics.jsonl"
         with self._reading:
             if path.exists():
@@ -123,21 +128,39 @@ class Machine:
 
     def lose(self) -> None:
         """Have the whole machine go at once and without a word, but for the rendezvous if it serves that."""
-        worker = self.workers[-1] if self.workers else None
-        # The parent of the worker first, else it would tell the others.
-        for process in [None if worker is None else parent_of(worker), self.process.pid, worker]:
-            if process is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
+        supervisor = self.process.pid
+        parents = [child for child in children(supervisor) if PARENT in command_of(child)]
+        workers = [worker for parent in parents for worker in children(parent)]
+        for process in [*parents, supervisor, *workers]:  # the parent first, else it would tell the others
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
         self.process.wait()
 
 
-def parent_of(process: int) -> int | None:
-    """The parent of a process; None: the process is gone."""
+def children(process: int) -> list[int]:
+    """The children of a process; none if it is gone."""
     with contextlib.suppress(OSError):
-        found = re.search(r"^PPid:\s*(\d+)", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)
-        return None if found is None else int(found[1])
-    return None
+        return [*map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split())]
+    return []
+
+
+def command_of(process: int) -> str:
+    """The command line of a process; empty if it is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_text().replace("\0", " ")
+    return ""
+
+
+@contextlib.contextmanager
+def machines(folder: Path, settings: Sequence[Sequence[str]]) -> Iterator[list[Machine]]:
+    """All machines of a run, by the settings of each."""
+    port = free_port()
+    running = [Machine(node, port, folder, own) for node, own in enumerate(settings)]
+    try:
+        yield running
+    finally:
+        for machine in running:
+            machine.lose()
 
 
 class Run:
