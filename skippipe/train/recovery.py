@@ -251,7 +251,7 @@ class Regrouping:
                 for node in nodes
             }
             names = members.names(joined)
-            stages = [stage_of[name] for name in names]
+            stages = [stage_of.get(name) for name in names]
             log(RunJoined(joined=list(joined), joined_names=names, stages=stages, **common, **of_those_that_join))
         for event in map(from_json, begins):
             if event is not None:

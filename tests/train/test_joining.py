@@ -15,6 +15,7 @@ from train.mortal import Comer, Fate, Gate, Lives, live
 from train.test_recovery import FOUR, FULL, explained, iterations, job
 
 from skippipe.checkpoint import open_checkpoint
+from skippipe.config import PhaseConfig, PhasesConfig
 from skippipe.train.resolve.resolve import resolve
 
 ITERATIONS, JOINED = 6, 3
@@ -186,3 +187,34 @@ def test_a_stage_that_was_skipped_is_served_again(source: str, prepared: Path, f
     assert stages[-1] is None, "of the full model"
     assert list(iterations(lives.events)) == [*range(1, ITERATIONS + 1)]
     assert open_checkpoint(path / "run").state.layers == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_before_a_phase_with_more_stages(*, back: bool, pool: Pool, prepared: Path, folder: Folder) -> None:
+    """A node that the plan has left out serves the only stage of the phase; one that comes back without the text has
+    nothing to do until the phase that has its stage.
+    """
+    growing = PhasesConfig([PhaseConfig(0.5, stages=0.5), PhaseConfig()])
+    path = folder("run")
+    settings = {**FULL, **PATIENT, "phases": growing, "train__new_layers": "copy"}
+    if back:
+        asked, names = job(prepared, **settings), FOUR
+        node = resolve(asked).layout.stages[1][0]
+        fates, comer = {node: Fate("norm", 1)}, Comer(node, FOUR[node], after='"recovered"')
+    else:
+        alone = allocated(path / "stages.json", [[0], [2, 3]], [1])
+        asked, names = job(prepared, **settings, **alone, schedule__microbatches_per_source=6), THREE
+        fates, comer = dict[int, Fate](), Comer(3, FOUR[1])
+    lives = live(asked, names, path, fates, [comer], Gate(2, 2))
+    assert [status for status in lives.statuses if status != -signal.SIGKILL] == [0, 0, 0, 0], explained(lives, path)
+    (joined,) = of_kind(lives.events, "joined")
+    plans = [json.loads((path / "run" / joined["plan_files"][after]).read_text())["stages"] for after in ("0", "3")]
+    newcomer = int(comer.names[0].removeprefix("local-"))
+    assert [[newcomer in nodes for nodes in plan] for plan in plans] == (
+        [[False, False], [False, True]] if back else [[True, False], [True, False]]
+    )
+    whole = iterations(train_in_pool(pool, job(prepared, **settings), FOUR, folder("whole")))
+    done = iterations(lives.events)
+    assert list(done) == list(whole)
+    for number, event in whole.items():
+        assert done[number]["loss"] == pytest.approx(event["loss"], rel=1e-10)
