@@ -183,6 +183,7 @@ class Regrouping:
         """Regroup, agree on what is done, plan anew, and make the next loop; raises as `Members.regroup` does."""
         loop, members = self._loop, self._members
         newcomers, self._newcomers = self._newcomers, ()  # those that are lost before they take part ask again
+        loop.take_note_of_saving()
         there = members.regroup(loop.standing.to_json(), loop.patience_s, newcomers)
         rendezvous = members.rendezvous
         common = common_standing([Standing.from_json(text) for text in there.standings.values()])

@@ -622,6 +622,11 @@ class TrainingLoop:
         """The copies of other ranks' stages that this rank has."""
         return {} if self._copies is None else self._copies.kept
 
+    def take_note_of_saving(self) -> None:
+        """Report the checkpoints that are complete, so that none of them is written again without a lost stage."""
+        if self._checkpoints is not None:
+            self._checkpoints.take_note()
+
     def give_up_saving(self) -> None:
         """Wait until no checkpoint is written and no copy renewed: at once where the connections are cut."""
         if self._checkpoints is not None:
