@@ -121,6 +121,7 @@ def _profile_own_device(  # noqa: PLR0913, PLR0917 - what a rank knows
         sequence=spec.sequence,
         dtype=spec.precision.torch_dtype,
         loss_chunk=spec.device.loss_chunk,
+        compiled=spec.device.compile,
     )
     reached: list[str] = []
 

@@ -14,6 +14,8 @@ use crate::time::{Rounding, Time, seconds};
 
 /// Of more nodes than these it is not said what each would cost.
 const MOST_EXPLAINED: usize = 32;
+/// Of a stage with at most so many nodes that run nothing, every choice of those that go is tried.
+const MOST_TRIED: usize = 10;
 
 /// The plan without the nodes that run nothing in it and lengthen an all-reduce; sources stay. No allocation is known to
 /// take less than `known`.
@@ -60,13 +62,22 @@ fn follow(events: &mut Vec<SearchEvent>, iteration_s: f64, lower_bound_s: f64) {
     }
 }
 
-/// A stage without one of its nodes that run nothing, where the others then average their gradients sooner.
+/// A stage without some of its nodes that run nothing, where the others then average their gradients soonest; of equally
+/// good choices the one that keeps most. Of many such nodes, one goes.
 fn fewer(cluster: &Cluster, stage: usize, members: &[usize], is_busy: &[bool]) -> Option<Vec<usize>> {
-    let without = |node: usize| members.iter().copied().filter(|m| *m != node).collect::<Vec<_>>();
-    members
+    let idle: Vec<usize> = members.iter().copied().filter(|node| !is_busy[*node]).collect();
+    let choices: Vec<Vec<usize>> = if idle.len() > MOST_TRIED {
+        idle.iter().map(|node| vec![*node]).collect()
+    } else {
+        let chosen = |mask: usize| (0..idle.len()).filter(|i| mask >> i & 1 == 1).map(|i| idle[i]).collect();
+        let mut choices: Vec<Vec<usize>> = (1..1 << idle.len()).map(chosen).collect();
+        choices.sort_by_key(Vec::len);
+        choices
+    };
+    choices
         .iter()
-        .filter(|node| !is_busy[**node] && members.len() > 1)
-        .map(|node| without(*node))
+        .filter(|gone| gone.len() < members.len())
+        .map(|gone| members.iter().copied().filter(|node| !gone.contains(node)).collect::<Vec<_>>())
         .map(|rest| (cluster.allreduce_s(stage, &rest), rest))
         .min_by(|a, b| a.0.total_cmp(&b.0))
         .filter(|(time, _)| *time < cluster.allreduce_s(stage, members))
