@@ -92,7 +92,7 @@ def test_a_machine_is_lost_and_comes_back(tmp_path: Path) -> None:
         running.append(wrong)
         status, err = wrong.end(SECONDS)
         assert status == 2
-        assert f"checkpoint.key: expected that of the ranks that train, got another secret in {tmp_path}" in err
+        assert f"checkpoint.key: expected that of node local-0 (rank 0), got another secret in {tmp_path}" in err
         again = Running(tmp_path, *first.arguments, command="node")
         running.append(again)
         other.until(lambda line: line.startswith("joined after iteration "))
