@@ -274,6 +274,29 @@ def test_a_lost_stage_comes_from_a_copy(stage: int, pool: Pool, prepared: Path, 
         assert done[number]["norm"] == pytest.approx(event["norm"], rel=1e-9)
 
 
+def test_a_copy_of_a_stage_that_has_joined(pool: Pool, prepared: Path, folder: Folder) -> None:
+    """A stage that a phase has added has a copy after the next renewal, as the others have."""
+    growing = PhasesConfig([PhaseConfig(0.5, stages=2), PhaseConfig()])
+    settings: dict[str, Any] = {
+        **FULL, "cluster": make_cluster(4, [2, 1, 1]), "phases": growing, "train__new_layers": "copy",
+    }  # fmt: skip
+    whole = iterations(train_in_pool(pool, job(prepared, **settings), FOUR, folder("whole")))
+    asked = job(
+        prepared, **settings, runtime__lost_stage="copy", train__redundancy=1, train__redundancy_every=1,
+        checkpoint__enabled=False,
+    )  # fmt: skip
+    path, (victim,) = folder("run"), resolve(asked).layout.stages[2]
+    lives = live(asked, FOUR, path, {victim: Fate("backward", 6, after_s=1.5)})
+    assert lives.statuses == [-signal.SIGKILL if rank == victim else 0 for rank in range(4)], explained(lives, path)
+    (recovered,) = of_kind(lives.events, "recovered")
+    assert (recovered["iteration"], recovered["restored"]) == (5, [2])
+    assert (recovered["restored_by"], recovered["restored_from"]) == (["copy"], [5])
+    done = iterations(lives.events)
+    assert [event["loss"] for event in done.values()] == pytest.approx(
+        [event["loss"] for event in whole.values()], rel=1e-9
+    )
+
+
 def test_two_lost_stages_and_a_lost_copy(prepared: Path, folder: Folder) -> None:
     """One of two stages lost at once was the keeper of the other's copy, which comes from a checkpoint then."""
     path, five = folder("run"), [*FOUR, ("local-4",)]
