@@ -10,26 +10,19 @@ who takes part: they are compared with those of a run that loses nobody.
 """
 
 import argparse
-import contextlib
-import json
 import os
-import re
 import signal
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from output import Row, markdown, save
+from runs import PATIENCE_S, Events, Machine, machines, until
 
 TOLERANCE = 1e-9
-PATIENCE_S = 600.0
 JOB = [
     "schedule.microbatches_per_source=3", "schedule.skip_ratio=0", "schedule.max_swaps=0", "planner.work_limit=200",
     "train.dtype=float64", "train.validate_every=null", "train.iterations=1000000", "runtime.calibrate=false",
@@ -37,75 +30,18 @@ JOB = [
 ]  # fmt: skip
 
 
-class Machine:
-    """A `skippipe node` with one node."""
-
-    def __init__(self, node: int, port: int, folder: Path, settings: list[str]) -> None:
-        command = [
-            sys.executable, "-m", "skippipe", "node", f"rendezvous=127.0.0.1:{port}", f"runtime.node=local-{node}",
-            f"folder={folder}", *settings,
-        ]  # fmt: skip
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        self.workers: list[int] = []
-        """processes of the node, one after the other"""
-        self.knocks: list[float] = []
-        """moments at which it has asked to join, by the monotonic clock"""
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if (found := re.search(r"rank \d+, process (\d+)", line)) is not None:
-                self.workers.append(int(found[1]))
-            if "asks to join" in line:
-                self.knocks.append(time.monotonic())
-
-
-@contextlib.contextmanager
-def machines(folder: Path, options: argparse.Namespace, *settings: str) -> Iterator[list[Machine]]:
-    """All machines of a run."""
+def settings_of_all(options: argparse.Namespace, *more: str) -> list[list[str]]:
+    """The settings of each machine of a run."""
     nodes = sum(options.stages)
-    common = [*JOB, f"cluster.nodes_per_site={nodes}", f"cluster.stage_sizes={options.stages}", *options.set, *settings]
-    with socket.socket() as door:
-        door.bind(("127.0.0.1", 0))
-        port = door.getsockname()[1]
-    running = [
-        Machine(node, port, folder, [*common, *([f"runtime.device=cuda:{node}"] if options.gpus else [])])
-        for node in range(nodes)
-    ]
-    try:
-        yield running
-    finally:
-        for machine in running:
-            machine.process.kill()
-            machine.process.wait()
+    common = [*JOB, f"cluster.nodes_per_site={nodes}", f"cluster.stage_sizes={options.stages}", *options.set, *more]
+    return [[*common, *([f"runtime.device=cuda:{node}"] if options.gpus else [])] for node in range(nodes)]
 
 
-def events(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """Events of a run of a kind."""
-    path, found = folder / "metrics.jsonl", []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        with contextlib.suppress(ValueError):  # the last line may be torn
-            event = json.loads(line)
-            found += [event] if event["event"] == kind else []
-    return found
-
-
-def until(folder: Path, kind: str, count: int) -> dict[str, Any]:
+def await_event(events: Events, kind: str, count: int) -> dict[str, Any]:
     """Wait for so many events of a kind; gives the last one."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        found = events(folder, kind)
-        if len(found) >= count:
-            return found[count - 1]
-        time.sleep(0.005)
-    raise TimeoutError(kind)
-
-
-def losses(folder: Path) -> dict[int, float]:
-    """Latest loss reported for each iteration."""
-    return {event["iteration"]: event["loss"] for event in events(folder, "iteration")}
+    if not until(events.count(kind), count):
+        raise TimeoutError(kind)
+    return events.of(kind)[count - 1]
 
 
 def stop(running: list[Machine]) -> None:
@@ -117,14 +53,14 @@ def stop(running: list[Machine]) -> None:
 
 def join_again_and_again(folder: Path, options: argparse.Namespace) -> list[Row]:
     """One run, whose last machine comes back so many times; a row for each."""
-    rows: list[Row] = []
-    with machines(folder, options, f"runtime.restarts={options.joins}") as running:
+    rows, events = list[Row](), Events(folder)
+    with machines(folder, settings_of_all(options, f"runtime.restarts={options.joins}")) as running:
         coming = running[-1]
         for number in range(options.joins):
-            until(folder, "iteration", len(events(folder, "iteration")) + 2)
+            await_event(events, "iteration", events.count("iteration")() + 2)
             os.kill(coming.workers[-1], signal.SIGKILL)
-            until(folder, "recovered", number + 1)
-            event = until(folder, "joined", number + 1)
+            await_event(events, "recovered", number + 1)
+            event = await_event(events, "joined", number + 1)
             row: Row = {
                 "stage": event["stages"][0], "knock to next iteration (s)": time.monotonic() - coming.knocks[number],
                 "interrupted (s)": event["seconds"], "of which planning (s)": event["planning_s"],
@@ -146,11 +82,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         broken, whole = Path(name) / "broken", Path(name) / "whole"
         rows = join_again_and_again(broken, options)
-        got = losses(broken)
-        with machines(whole, options) as running:
-            until(whole, "iteration", max(got))
+        got = Events(broken).losses()
+        with machines(whole, settings_of_all(options)) as running:
+            await_event(Events(whole), "iteration", max(got))
             stop(running)
-        expected = losses(whole)
+        expected = Events(whole).losses()
     wrong = [n for n, loss in got.items() if abs(expected[n] - loss) > TOLERANCE * abs(loss)]
     unknown = [n for n in range(1, max(got) + 1) if n not in got]
     summary = f"{len(rows)} joins; {len(wrong)} of {len(got)} losses differ, {len(unknown)} unknown; medians: "

@@ -183,6 +183,7 @@ class Regrouping:
         """Regroup, agree on what is done, plan anew, and make the next loop; raises as `Members.regroup` does."""
         loop, members = self._loop, self._members
         newcomers, self._newcomers = self._newcomers, ()  # those that are lost before they take part ask again
+        loop.take_note_of_saving()
         there = members.regroup(loop.standing.to_json(), loop.patience_s, newcomers)
         rendezvous = members.rendezvous
         common = common_standing([Standing.from_json(text) for text in there.standings.values()])
@@ -251,7 +252,7 @@ class Regrouping:
                 for node in nodes
             }
             names = members.names(joined)
-            stages = [stage_of[name] for name in names]
+            stages = [stage_of.get(name) for name in names]
             log(RunJoined(joined=list(joined), joined_names=names, stages=stages, **common, **of_those_that_join))
         for event in map(from_json, begins):
             if event is not None:

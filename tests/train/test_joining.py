@@ -10,11 +10,12 @@ import pytest
 from pool import Pool
 from train.alone import EventDict, of_kind, train_in_pool
 from train.conftest import Folder
-from train.jobs import make_cluster
+from train.jobs import TINY_MODEL, make_cluster
 from train.mortal import Comer, Fate, Gate, Lives, live
 from train.test_recovery import FOUR, FULL, explained, iterations, job
 
 from skippipe.checkpoint import open_checkpoint
+from skippipe.config import AllocateConfig, ClusterConfig, PhaseConfig, PhasesConfig, PlannerConfig
 from skippipe.train.resolve.resolve import resolve
 
 ITERATIONS, JOINED = 6, 3
@@ -164,25 +165,104 @@ def test_one_asks_while_another_is_lost(prepared: Path, folder: Folder, unbroken
     check_learnt_the_same(lives, unbroken)
 
 
-@pytest.mark.parametrize("source", ["copy", "average"])
-def test_a_stage_that_was_skipped_is_served_again(source: str, prepared: Path, folder: Folder) -> None:
-    """By the node that comes back, from a copy that another one has kept, else as a mean of the stages beside it."""
+@pytest.mark.parametrize(
+    ("source", "iteration", "every", "after"),
+    [("copy", 2, 1, 1), ("average", 2, 1, None), ("checkpoint", 3, 2, 2)],
+)
+def test_a_stage_that_was_skipped_is_served_again(
+    source: str, iteration: int, every: int, after: int | None, prepared: Path, folder: Folder
+) -> None:
+    """By the node that comes back, from a copy that another one has kept, else from a checkpoint, else as a mean of the
+    stages beside it: a checkpoint that was written meanwhile does not have the stage.
+    """
     path = folder("run")
     settings: dict[str, Any] = {
         **FULL, **PATIENT, "cluster": make_cluster(4, [2, 1, 1]), "runtime__lost_stage": "skip",
-        "checkpoint__every": 1, "train__redundancy": int(source == "copy"), "train__redundancy_every": 1,
+        "checkpoint__every": every, "train__redundancy": int(source == "copy"), "train__redundancy_every": 1,
     }  # fmt: skip
     asked = job(prepared, **settings)
     (victim,) = resolve(asked).layout.stages[1]
-    fates = {victim: Fate("backward", 2, after_s=1.5)}
+    fates = {victim: Fate("backward", iteration, after_s=1.5)}
     lives = live(asked, FOUR, path, fates, [Comer(victim, FOUR[victim], after='"recovered"')], Gate(4, 4))
     assert lives.statuses == [-signal.SIGKILL if rank == victim else 0 for rank in range(5)], explained(lives, path)
     (recovered,) = of_kind(lives.events, "recovered")
     (joined,) = of_kind(lives.events, "joined")
     assert (recovered["skipped"], recovered["restored"]) == ([1], [])
     assert (joined["iteration"], joined["stages"], joined["restored"]) == (4, [1], [1])
-    assert (joined["restored_by"], joined["restored_from"]) == ([source], [1 if source == "copy" else None])
+    assert (joined["restored_by"], joined["restored_from"]) == ([source], [after])
     stages = [event.get("stages") for event in of_kind(lives.events, "validation")]
     assert stages[-1] is None, "of the full model"
     assert list(iterations(lives.events)) == [*range(1, ITERATIONS + 1)]
     assert open_checkpoint(path / "run").state.layers == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_before_a_phase_with_more_stages(*, back: bool, pool: Pool, prepared: Path, folder: Folder) -> None:
+    """A node that the plan has left out serves the only stage of the phase; one that comes back without the text has
+    nothing to do until the phase that has its stage.
+    """
+    growing = PhasesConfig([PhaseConfig(0.5, stages=0.5), PhaseConfig()])
+    path = folder("run")
+    settings = {**FULL, **PATIENT, "phases": growing, "train__new_layers": "copy"}
+    if back:
+        asked, names = job(prepared, **settings), FOUR
+        node = resolve(asked).layout.stages[1][0]
+        fates, comer = {node: Fate("norm", 1)}, Comer(node, FOUR[node], after='"recovered"')
+    else:
+        alone = allocated(path / "stages.json", [[0], [2, 3]], [1])
+        asked, names = job(prepared, **settings, **alone, schedule__microbatches_per_source=6), THREE
+        fates, comer = dict[int, Fate](), Comer(3, FOUR[1])
+    lives = live(asked, names, path, fates, [comer], Gate(2, 2))
+    assert [status for status in lives.statuses if status != -signal.SIGKILL] == [0, 0, 0, 0], explained(lives, path)
+    (joined,) = of_kind(lives.events, "joined")
+    plans = [json.loads((path / "run" / joined["plan_files"][after]).read_text())["stages"] for after in ("0", "3")]
+    newcomer = int(comer.names[0].removeprefix("local-"))
+    assert [[newcomer in nodes for nodes in plan] for plan in plans] == (
+        [[False, False], [False, True]] if back else [[True, False], [True, False]]
+    )
+    whole = iterations(train_in_pool(pool, job(prepared, **settings), FOUR, folder("whole")))
+    done = iterations(lives.events)
+    assert list(done) == list(whole)
+    for number, event in whole.items():
+        assert done[number]["loss"] == pytest.approx(event["loss"], rel=1e-10)
+
+
+def test_where_layers_are_searched(prepared: Path, folder: Folder, unbroken: dict[int, EventDict]) -> None:
+    """A node comes back to stages whose layers were searched for measured times; its own are measured again."""
+    path = folder("run")
+    asked = job(
+        prepared, **FULL, **PATIENT, allocate=AllocateConfig(layers="auto"), runtime__calibrate=True,
+        schedule__microbatches_per_source=3, planner=PlannerConfig(work_limit=5000),
+    )  # fmt: skip
+    lives = live(asked, FOUR, path, {3: Fate("norm", 2)}, [Comer(3, FOUR[3], after='"recovered"')], Gate(4, 4))
+    assert lives.statuses == [0, 0, 0, -signal.SIGKILL, 0], explained(lives, path)
+    (joined,) = of_kind(lives.events, "joined")
+    before, after = (json.loads((path / "run" / name).read_text()) for name in ("plan.json", joined["plan_files"]["0"]))
+    assert sum(before["layers"]) == TINY_MODEL["num_hidden_layers"]
+    assert after["layers"] == before["layers"]
+    assert any(3 in nodes for nodes in after["stages"])
+    check_learnt_the_same(lives, unbroken)
+
+
+def test_nodes_change_places_where_one_joins(pool: Pool, prepared: Path, folder: Folder) -> None:
+    """The one that joins is as slow as the only node of a stage: one of two fast ones comes to its aid, and moves."""
+    path = folder("run")
+    content = json.loads(resolve(job(prepared, cluster=make_cluster(5, [1, 2, 2]))).layout.cluster.to_json())
+    for node, factor in enumerate([1, 50, 1, 1, 50]):
+        for key in ("forward_s", "backward_s"):
+            content["nodes"][node][key] *= factor
+    (path / "cluster.json").write_text(json.dumps(content))
+    cluster = ClusterConfig(file=str(path / "cluster.json"))
+    five = [(f"local-{node}",) for node in range(5)]
+    settings: dict[str, Any] = {**FULL, **PATIENT, "cluster": cluster, "train__layers": [2, 1, 1]}
+    asked = job(prepared, **settings, **allocated(path / "stages.json", [[0], [1], [2, 3]], [4]))
+    asked.schedule.microbatches_per_source, asked.planner = 6, PlannerConfig(work_limit=20000)
+    lives = live(asked, five[:4], path, {}, [Comer(4, five[4])], Gate(2, 2))
+    assert lives.statuses == [0] * 5, explained(lives, path)
+    (joined,) = of_kind(lives.events, "joined")
+    assert joined["moving_s"] > 0
+    stages = json.loads((path / "run" / joined["plan_files"]["0"]).read_text())["stages"]
+    assert sorted(node in {2, 3} for nodes in stages[1:] for node in nodes) == [False, False, True, True]
+    assert [len({2, 3}.intersection(nodes)) for nodes in stages[1:]] == [1, 1]
+    whole = iterations(train_in_pool(pool, asked, five[:4], folder("whole")))
+    check_learnt_the_same(lives, whole)

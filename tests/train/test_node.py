@@ -70,10 +70,14 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def test_a_machine_is_lost_and_comes_back(tmp_path: Path) -> None:
     """Rank 0, which reports, and whatever else runs on its machine: another machine goes on to report, also when the
-    same command has the lost one join again, with its weights.
+    same command has the lost one join again, with its weights. With another secret it ends, and nobody notices.
     """
     names = ["local-2,local-3", "local-0", "local-1"]
-    settings = [*REPLICAS, *AT_LEISURE, "train.iterations=100000", "runtime.restarts=0"]
+    settings = [
+        *REPLICAS, *AT_LEISURE, "train.iterations=100000", "runtime.restarts=0", "checkpoint.enabled=false",
+    ]  # fmt: skip
+    (tmp_path / "secret").write_text("another secret of many bytes")
+    (tmp_path / "secret").chmod(0o600)
     with machines(tmp_path, names, *settings, fresh=["local-1"]) as running:
         server, first, other = running
         first.until(lambda line: line.startswith("iteration    3"))
@@ -84,6 +88,11 @@ def test_a_machine_is_lost_and_comes_back(tmp_path: Path) -> None:
         assert status == -signal.SIGKILL
         other.until(lambda line: line.startswith("lost node local-0: training goes on after iteration "))
         server.until(lambda line: line.startswith("lost node local-0: training goes on; node local-1 shows how it"))
+        wrong = Running(tmp_path, *first.arguments, f"checkpoint.key={tmp_path / 'secret'}", command="node")
+        running.append(wrong)
+        status, err = wrong.end(SECONDS)
+        assert status == 2
+        assert f"checkpoint.key: expected that of node local-0 (rank 0), got another secret in {tmp_path}" in err
         again = Running(tmp_path, *first.arguments, command="node")
         running.append(again)
         other.until(lambda line: line.startswith("joined after iteration "))

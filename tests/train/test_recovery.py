@@ -274,6 +274,29 @@ def test_a_lost_stage_comes_from_a_copy(stage: int, pool: Pool, prepared: Path, 
         assert done[number]["norm"] == pytest.approx(event["norm"], rel=1e-9)
 
 
+def test_a_copy_of_a_stage_that_has_joined(pool: Pool, prepared: Path, folder: Folder) -> None:
+    """A stage that a phase has added has a copy after the next renewal, as the others have."""
+    growing = PhasesConfig([PhaseConfig(0.5, stages=2), PhaseConfig()])
+    settings: dict[str, Any] = {
+        **FULL, "cluster": make_cluster(4, [2, 1, 1]), "phases": growing, "train__new_layers": "copy",
+    }  # fmt: skip
+    whole = iterations(train_in_pool(pool, job(prepared, **settings), FOUR, folder("whole")))
+    asked = job(
+        prepared, **settings, runtime__lost_stage="copy", train__redundancy=1, train__redundancy_every=1,
+        checkpoint__enabled=False,
+    )  # fmt: skip
+    path, (victim,) = folder("run"), resolve(asked).layout.stages[2]
+    lives = live(asked, FOUR, path, {victim: Fate("backward", 6, after_s=1.5)})
+    assert lives.statuses == [-signal.SIGKILL if rank == victim else 0 for rank in range(4)], explained(lives, path)
+    (recovered,) = of_kind(lives.events, "recovered")
+    assert (recovered["iteration"], recovered["restored"]) == (5, [2])
+    assert (recovered["restored_by"], recovered["restored_from"]) == (["copy"], [5])
+    done = iterations(lives.events)
+    assert [event["loss"] for event in done.values()] == pytest.approx(
+        [event["loss"] for event in whole.values()], rel=1e-9
+    )
+
+
 def test_two_lost_stages_and_a_lost_copy(prepared: Path, folder: Folder) -> None:
     """One of two stages lost at once was the keeper of the other's copy, which comes from a checkpoint then."""
     path, five = folder("run"), [*FOUR, ("local-4",)]
@@ -319,7 +342,7 @@ def test_copies_after_a_loss_are_new_ones(pool: Pool, prepared: Path, folder: Fo
     )
 
 
-@pytest.mark.parametrize("stage", [1])
+@pytest.mark.parametrize("stage", [1, 2])
 def test_a_lost_stage_is_skipped(stage: int, pool: Pool, prepared: Path, folder: Folder) -> None:
     """Bit for bit, with skips and swaps: as a run that goes on without it from the same state, by the same plan.
 
@@ -353,6 +376,24 @@ def test_a_lost_stage_is_skipped(stage: int, pool: Pool, prepared: Path, folder:
     assert latest.state.layers == [layer for layer in range(4) if layer != lost]
     with pytest.raises(InputError, match=f"layers.{lost}"):
         latest.load({f"model.layers.{lost}.input_layernorm.weight": torch.empty(32)}, WEIGHTS)
+
+
+def test_a_lost_stage_that_another_node_has_in_a_later_phase(prepared: Path, folder: Folder) -> None:
+    """It cannot be skipped, as the other node waits for its weights: those that are left end, and say why."""
+    path = folder("run")
+    later = PhasesConfig([PhaseConfig(0.5), PhaseConfig(stages=2, allocation="anew")])
+    asked = job(
+        prepared, **FULL, cluster=make_cluster(4, [2, 1, 1]), phases=later, runtime__lost_stage="skip",
+        runtime__heartbeat_s=4.0,
+    )  # fmt: skip
+    spec = resolve(asked)
+    (victim,) = spec.layout.stages[1]
+    assert len(spec.phases[1].allocation.stages[1]) == 2
+    lives = live(asked, FOUR, path, {victim: Fate("backward", 2)})
+    assert lives.statuses == [-signal.SIGKILL if rank == victim else 1 for rank in range(4)]
+    assert not of_kind(lives.events, "recovered")
+    reasons = [text.read_text() for text in path.glob("error-*")]
+    assert any("no rank that is left has the weights of stage 1" in reason for reason in reasons), reasons
 
 
 def saved(folder: Path, parameters: dict[str, torch.nn.Parameter]) -> dict[str, list[Tensor]]:

@@ -42,6 +42,7 @@ from skippipe.train.loop.checkpoint_scheduler import CheckpointScheduler
 from skippipe.train.loop.closed_loop import ClosedLoop
 from skippipe.train.loop.context import RankContext
 from skippipe.train.loop.copies import CopyKeeper, StageCopy
+from skippipe.train.loop.copy_scheduler import CopyScheduler
 from skippipe.train.loop.engine import Engine, IterationResult, RankFlags, check_finite, check_validation
 from skippipe.train.loop.loss_scale import LossScale
 from skippipe.train.loop.observed import Ratios
@@ -162,7 +163,7 @@ class TrainingLoop:
         self._previous_s: float | None = None
         """of the plan before, if the next one has been adopted"""
         self._meter = UtilizationMeter(context.device, context.rendezvous.world, profiled, trace, start.iteration)
-        self._copies = copies
+        self._copies = CopyScheduler(copies, context, optimizer)
         self._checkpoints = None
         if saver is not None:
             every = self._spec.checkpoints.every
@@ -211,8 +212,8 @@ class TrainingLoop:
         if self._phase < 0:
             self._begin()
         self._make_up(number)
-        self._place_copies()
-        self._renew_copies(number, renewing=False)
+        self._copies.place(self._holding)
+        self._copies.after(number, renewing=False)
         begun()
         engine, measured = self._engine(number), Measured()
         meter.restart()
@@ -232,13 +233,13 @@ class TrainingLoop:
                 self._check_slow()
             stopped_by = result.flags.stopped_by
             if stopped_by is not None and number < spec.iterations:
-                self._await_copies()
+                self._copies.wait()
                 if checkpoints is not None:
                     checkpoints.finish(number)
                 self._report(RunStopped(iteration=number, saved=checkpoints is not None, signal=stopped_by.name))
                 return False
             self._follow_up(number, result.flags, knocking)
-        self._await_copies()
+        self._copies.wait()
         if checkpoints is not None:
             checkpoints.finish(number)
         self._report(self._summary(engine, number, measured))
@@ -256,7 +257,7 @@ class TrainingLoop:
             self._admit(number, knocking)
         if self._checkpoints is not None:
             self._checkpoints.after(number, saving=flags.saving)
-        self._renew_copies(number, renewing=flags.renewing)
+        self._copies.after(number, renewing=flags.renewing)
 
     def _admit(self, number: int, knocking: Knocking) -> None:
         """Raise `NewcomersError` once all ranks know whom rank 0 admits, and have nothing more to send each other."""
@@ -297,7 +298,7 @@ class TrainingLoop:
                 replan=self._closed_loop is not None
                 and self._closed_loop.wants_change(number, self._following(number), self._change_s),
                 join=knock(),
-                renewing=self._copies is not None and self._copies.busy,
+                renewing=self._copies.busy,
             ),
             self._loss_scale,
         )
@@ -419,7 +420,7 @@ class TrainingLoop:
         change, predicted_change_s = self._begin_phase(engine, iteration, adopted=previous_s is not None)
         if previous_s is not None:
             self._release_stages(engine)
-        self._place_copies()
+        self._copies.place(self._holding)
         plan = engine.plan
         self._report(
             PlanChanged(
@@ -486,33 +487,6 @@ class TrainingLoop:
         transfer = transfer_time(engine.plan.cluster, context.rank_of)
         return change, change_s(change, context.layers, self._weights, transfer)
 
-    def _place_copies(self) -> None:
-        """Decide anew who keeps which copies of stages."""
-        if self._copies is None:
-            return
-        rank, current = self._context.rendezvous.rank, self._holding.current
-        sizes = {
-            number: sum(tensor.nbytes for tensor in self._state_of(stage))
-            for number, stage in self._context.stages.items()
-            if rank in current.get(number, ())
-        }
-        self._copies.place(self._holding, sizes)
-
-    def _renew_copies(self, iteration: int, *, renewing: bool) -> None:
-        """Begin to renew copies of stages after an iteration, if they are due and no rank is still `renewing` them."""
-        if self._copies is not None and iteration < self._spec.iterations:
-            self._copies.after(
-                iteration,
-                lambda number: self._state_of(self._context.stages[number]),
-                lambda number: self._holding.joined.intersection(self._context.layers[number]),
-                renewing=renewing,
-            )
-
-    def _await_copies(self) -> None:
-        """Wait until no copy is being renewed, so that nobody leaves while another one still sends."""
-        if self._copies is not None:
-            self._copies.wait()
-
     def _state_of(self, stage: Stage) -> list[Tensor]:
         """Weights and optimizer state of a stage's layers that have joined, in the same order on all ranks."""
         return stage_state(stage, self._optimizer, self._holding.joined)
@@ -548,8 +522,7 @@ class TrainingLoop:
     def _step(self, norm: float) -> None:
         if self._checkpoints is not None:
             self._checkpoints.settle()
-        if self._copies is not None:
-            self._copies.settle()
+        self._copies.settle()
         self._optimizer.step(norm)
         if self._loss_scale is not None:
             self._loss_scale = self._loss_scale.after(overflow=not math.isfinite(norm))
@@ -620,13 +593,18 @@ class TrainingLoop:
     @property
     def copies(self) -> Mapping[int, StageCopy]:
         """The copies of other ranks' stages that this rank has."""
-        return {} if self._copies is None else self._copies.kept
+        return self._copies.kept
+
+    def take_note_of_saving(self) -> None:
+        """Report the checkpoints that are complete, so that none of them is written again without a lost stage."""
+        if self._checkpoints is not None:
+            self._checkpoints.take_note()
 
     def give_up_saving(self) -> None:
         """Wait until no checkpoint is written and no copy renewed: at once where the connections are cut."""
         if self._checkpoints is not None:
             self._checkpoints.wait()
-        self._await_copies()
+        self._copies.wait()
 
     def _holding_of(self, phase: int) -> Holding:
         """Who has which weights, where all ranks have completed the change to a phase, but maybe not the one after."""

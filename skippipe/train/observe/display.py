@@ -1,5 +1,6 @@
 """What a training run shows: a live view on a terminal, one line per event elsewhere."""
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -215,10 +216,11 @@ def restored_lines(stages: Sequence[int], sources: Sequence[str], iterations: Se
 
 def joined_lines(event: RunJoined) -> list[str]:
     """Who takes part in a run from here on."""
-    served: dict[int, list[str]] = {stage: [] for stage in sorted(event.stages)}
-    for name, stage in zip(event.joined_names, event.stages, strict=True):
-        served[stage].append(name)
-    nodes = "; ".join(f"node {shown_names(names)} serves stage {stage}" for stage, names in served.items())
+    by_stage = sorted(zip(event.stages, event.joined_names, strict=True), key=lambda each: (each[0] is None, each))
+    nodes = "; ".join(
+        f"node {shown_names([name for _, name in names])} serves {'no stage' if stage is None else f'stage {stage}'}"
+        for stage, names in itertools.groupby(by_stage, key=lambda each: each[0])
+    )
     predicted = "" if event.predicted_s is None else f", predicted iteration time {seconds(event.predicted_s)}"
     took = f"{seconds(event.planning_s)} for the plan and {seconds(event.moving_s)} for moving stages"
     interrupted = f"training was interrupted for {seconds(event.seconds)}, {took}"

@@ -449,8 +449,8 @@ class RunJoined(Event):
     """numbers of the processes, which follow on the ranks at the start of the run"""
     joined_names: list[str]
     """the nodes that they serve"""
-    stages: list[int]
-    """of these nodes; in the last phase, if they change with the phases"""
+    stages: list[int | None]
+    """of these nodes, in the last phase that has work for a node; None: there is none"""
     restored: list[int] = field(default_factory=list)
     """stages that all routes have skipped, and that they serve again"""
     restored_by: list[str] = field(default_factory=list)

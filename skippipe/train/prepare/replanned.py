@@ -95,31 +95,31 @@ def _planner(phase: PlanPhase, limit_s: float) -> PlannerConfig:
 def _with_newcomers(
     asked: Asked, phase: PlanPhase, before: Plan, allocation: Allocation, joining: Mapping[int, NodeFacts]
 ) -> Plan:
-    """The plan that has nodes that join where they help most."""
+    """The plan that has nodes that join where they help most; those for which there is none stay out."""
     best: Plan | None = None
     for node, facts in joining.items():
         stages = _stages_for(facts, allocation)
-        planner = _planner(phase, REPLANNING_S / (len(joining) * len(stages)))
         found: list[tuple[float, int, int, Allocation, Plan]] = []
         for stage in stages:
+            planner = _planner(phase, REPLANNING_S / (len(joining) * len(stages)))
             grown = with_node(allocation, node, stage)
             try:
                 plan = make_plan(PlanningJob(remaining_problem(before, grown)), before.strategy, planner)
             except _NO_PLAN:
                 continue
             found.append((iteration_s_on(plan, asked.rank_of), len(allocation.stages[stage]), stage, grown, plan))
-        if not found:
-            raise NoPlanError(f"none has node {before.cluster.names[node]}")
-        *_, allocation, best = min(found, key=lambda each: each[:3])
-    assert best is not None, "there is a node that joins"
+        if found:
+            *_, allocation, best = min(found, key=lambda each: each[:3])
+    if best is None:
+        problem = remaining_problem(before, allocation)
+        return make_plan(PlanningJob(problem), before.strategy, _planner(phase, REPLANNING_S))
     return _exchanged(asked, phase, best) or best
 
 
 def _stages_for(facts: NodeFacts, allocation: Allocation) -> list[int]:
     """The stages that a node that joins is tried on: lost ones that all routes skip, if it may serve one of them."""
     lost = [stage for stage in facts.stages if stage in allocation.lost_stages]
-    used = [stage for stage, nodes in enumerate(allocation.stages) if nodes]
-    return lost or [stage for stage in facts.stages if stage in used] or used
+    return lost or [stage for stage in facts.stages if allocation.stages[stage]]
 
 
 def _exchanged(asked: Asked, phase: PlanPhase, plan: Plan) -> Plan | None:
