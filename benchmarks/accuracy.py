@@ -3,8 +3,8 @@
     python benchmarks/accuracy.py [--iterations 30] [--repeat 3] [--only demo ...]
 
 Each case is a `skippipe train` that times its stages first, as it does by default, and so predicts the iteration; the
-median of all iterations but the first two is compared with that. Processes that get a core each are pinned to it as soon
-as they are there. Worth reading on a quiet machine of two cores only. Writes out/accuracy.json and out/accuracy.md.
+median of all iterations but the first two is compared with that. Processes that get a core each are pinned to it as
+soon as they are there. For a quiet machine of two cores. Writes out/accuracy.json and out/accuracy.md.
 """
 
 import argparse
@@ -27,7 +27,7 @@ CASES: Mapping[str, Sequence[str]] = {
         "cluster.nodes_per_site=2",
         "cluster.stage_sizes=[1,1]",
         "schedule.skip_ratio=0",
-    ],  # fmt: skip
+    ],
     "4 processes on 2 cores": [*LINKS, "cluster.stage_sizes=[1,1,1,1]", "schedule.skip_ratio=0"],
     "4 processes on 2 cores, 1/3 skipped": [*LINKS],
     "4 nodes on 2 processes": [*LINKS, "cluster.stage_sizes=[1,1,1,1]", "schedule.skip_ratio=0", "runtime.processes=2"],
