@@ -144,6 +144,34 @@ def test_a_stage_is_lost(tmp_path: Path) -> None:
     assert not list((tmp_path / "run").rglob("*.tmp"))
 
 
+def test_a_stage_of_a_lost_machine_comes_from_a_copy(tmp_path: Path) -> None:
+    """The machine with the only node of a stage is lost: another one has a copy of its weights, and goes on with them."""
+    names = ["local-0,local-1", "local-2", "local-3"]
+    settings = [
+        "schedule.stages=3", "allocate.sizes=[2,1,1]", "schedule.skip_ratio=0", "schedule.max_swaps=0", *AT_LEISURE,
+        "train.iterations=100000", "runtime.restarts=0", "checkpoint.enabled=false", "train.redundancy=1",
+        "train.redundancy_every=1", "runtime.lost_stage=copy",
+    ]  # fmt: skip
+    with machines(tmp_path, names, *settings) as (server, other, victim):
+        server.until(lambda line: line.startswith("iteration    3"))
+        victim.started(1)
+        signal_to(victim.process.pid, signal.SIGKILL)  # its worker ends with it
+        assert victim.end(SECONDS)[0] == -signal.SIGKILL
+        server.until(lambda line: line.startswith("lost node local-3: training goes on after iteration "))
+        server.until(lambda line: line.startswith("iteration"))
+        signal_to(other.process.pid, signal.SIGTERM)
+        for machine in (server, other):
+            assert machine.end(SECONDS) == (0, "")
+    events = lines(tmp_path / "run" / "metrics.jsonl")
+    (recovered,) = [event for event in events if event["event"] == "recovered"]
+    assert recovered["lost_names"] == ["local-3"]
+    assert recovered["restored_by"] == ["copy"]
+    assert 0 <= recovered["iteration"] - recovered["restored_from"][0] <= 1, "or the one that was under way"
+    done = [event["iteration"] for event in events if event["event"] == "iteration"]
+    assert list(dict.fromkeys(done)) == [*range(1, max(done) + 1)]
+    assert max(done) > recovered["iteration"]
+
+
 def test_a_machine_that_does_not_see_the_folder(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     settings = [f"rendezvous=127.0.0.1:{free_port()}", "runtime.node=local-2", "runtime.start_timeout_s=0.5"]
