@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from output import Row, markdown, note, percent, save
-from runs import PROCESS, Events
+from watching import PROCESS, Events
 
 LINKS = ["runtime.links=emulated", "cluster.inside={latency_s: 0.03, bandwidth: 12.5e6}"]
 CASES: Mapping[str, Sequence[str]] = {

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from output import Row, markdown, save
-from runs import PATIENCE_S, Events, Machine, machines, until
+from watching import PATIENCE_S, Events, Machine, machines, until
 
 TOLERANCE = 1e-9
 JOB = [

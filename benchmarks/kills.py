@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Self
 
 from output import Row, markdown, save
-from runs import PATIENCE_S, Events, Machine, Run, answers, free_port, until
+from watching import PATIENCE_S, Events, Machine, Run, answers, free_port, until
 
 from skippipe.train.launch.ending import ending_in_order
 

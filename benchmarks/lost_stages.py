@@ -32,7 +32,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 from output import OUT, Row, markdown, note
-from runs import Events, Machine, machines, until
+from watching import Events, Machine, machines, until
 
 from skippipe.files import write_text
 from skippipe.train.launch.ending import ending_in_order

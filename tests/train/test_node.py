@@ -145,7 +145,7 @@ def test_a_stage_is_lost(tmp_path: Path) -> None:
 
 
 def test_a_stage_of_a_lost_machine_comes_from_a_copy(tmp_path: Path) -> None:
-    """The machine with the only node of a stage is lost: another one has a copy of its weights, and goes on with them."""
+    """The machine with the only node of a stage is lost: another one has a copy, and goes on with it."""
     names = ["local-0,local-1", "local-2", "local-3"]
     settings = [
         "schedule.stages=3", "allocate.sizes=[2,1,1]", "schedule.skip_ratio=0", "schedule.max_swaps=0", *AT_LEISURE,

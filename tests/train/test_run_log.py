@@ -15,7 +15,7 @@ import pytest
 from train.alone import EventDict, free_port, of_kind, only_rank, train_alone
 from train.conftest import Folder
 from train.jobs import make_job
-from train.test_resume import NEVER, back_to, job_of, one_rank, with_every
+from train.test_resume import ITERATIONS, NEVER, back_to, job_of, one_rank, with_every
 
 from skippipe import Plan
 from skippipe.config import ScheduleConfig
@@ -175,7 +175,7 @@ def test_attempts_are_told_apart(folder: Folder) -> None:
     progress = read_run_history(read_events((run / METRICS).read_text().splitlines()))
     assert progress is not None
     assert {number: event.attempt for number, event in progress.iterations.items()} == {
-        number: 1 if number <= at else 2 for number in range(1, 8)
+        number: 1 if number <= at else 2 for number in range(1, ITERATIONS + 1)
     }
 
 
@@ -192,7 +192,7 @@ def test_tensorboard_shows_each_iteration_once(folder: Folder) -> None:
     board = EventAccumulator(str(run / "tensorboard"))
     board.Reload()
     steps = [point.step for point in board.Scalars("train/loss")]
-    assert steps == list(range(1, 8)), f"those after {at} are of the second attempt alone"
+    assert steps == list(range(1, ITERATIONS + 1)), f"those after {at} are of the second attempt alone"
 
 
 def test_each_phase_keeps_its_plan(folder: Folder) -> None:
