@@ -58,6 +58,10 @@ class Running:
         """The same."""
         return self.planned_s
 
+    def prove(self, plan: Plan) -> None:
+        """Lower a plan, which raises if it could deadlock."""
+        running(plan)
+
 
 class NoFiles:
     """Nothing is kept."""
