@@ -1,6 +1,6 @@
 """Links that become slower in the middle of a run: how soon another plan is used, and how good it is.
 
-    python benchmarks/replanning.py [--time-scale 0.1] [--iterations 14] [--factors 4]
+    python benchmarks/replanning.py [--time-scale 0.1] [--iterations 14] [--factors 4] [--work 3000000]
 
 One process per node of geo20, on this machine, as in emulated.py: the product's executor and links, with stages that
 sleep, and the closed loop of training, which plans beside the iterations. Before an iteration in the middle the links
@@ -20,13 +20,14 @@ from multiprocessing.connection import Connection
 from typing import Literal
 
 import numpy as np
-from emulated import NODES, WORK_LIMIT, planned, problems
+from emulated import NODES, problems
 from output import Row, markdown, note, percent, save
 
 from skippipe import Cluster, Plan, Problem
 from skippipe.bench.emulation import latest, rank_jobs, run, workers
 from skippipe.cluster import scaled_links
 from skippipe.config import PlannerConfig, ScheduleConfig
+from skippipe.planning import PlanningJob, make_plan
 from skippipe.runtime.actions import Program
 from skippipe.runtime.deadlock import min_recv_buffers
 from skippipe.runtime.lower import lower
@@ -101,10 +102,10 @@ def slower(plan: Plan, factor: float) -> tuple[Cluster, str]:
 
 def train(options: argparse.Namespace, pipes: list[Connection], problem: Problem, factor: float) -> Row:
     """Run to the end with the closed loop, then the plan of full knowledge."""
-    scale, planner = options.time_scale, PlannerConfig(work_limit=WORK_LIMIT)
-    plan = planned(problem, "skippipe")
+    scale, planner = options.time_scale, PlannerConfig(work_limit=options.work)
+    plan = make_plan(PlanningJob(problem), "skippipe", planner)
     changed, regions = slower(plan, factor)
-    informed = planned(plan.with_cluster(changed).problem(), "skippipe")
+    informed = make_plan(PlanningJob(plan.with_cluster(changed).problem()), "skippipe", planner)
     change_at = options.iterations // 2
     loop = ClosedLoop(ReplanSpec("routes", 0.05, 8), NoFiles(), lambda event: note(str(event)))
     now, measured, replanned = running(plan), list[float](), list[int]()
@@ -144,6 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--time-scale", type=float, default=0.1, help="factor on all times")
     parser.add_argument("--iterations", type=int, default=14)
     parser.add_argument("--factors", type=float, nargs="+", default=[4.0], help="on transfer times")
+    parser.add_argument("--work", type=int, default=3_000_000, help="work limit of each search")
     options = parser.parse_args(arguments)
     with workers(NODES) as pipes:
         problem = problems([0.0], ScheduleConfig())["geo20"]

@@ -180,6 +180,34 @@ def test_one_odd_iteration_changes_nothing_and_two_do() -> None:
     assert found.transfer_matrix(0.0)[0, 2] == pytest.approx(0.5 + 4 * 2.0), "latency changes by the same factor"
 
 
+@pytest.mark.parametrize("later", [False, True])
+def test_links_that_are_not_used_become_slow_with_those_of_their_regions(*, later: bool) -> None:
+    """A plan that has moved from one link to another between the same regions is not drawn back to the old one."""
+    cluster = four_nodes()
+
+    def over(pair: tuple[int, int], seconds: float) -> list[MessageTime]:
+        return [MessageTime(*pair, seconds, exact=True)]
+
+    profile = profiled(cluster, *[over((0, 2), 4.5)] * 3)
+    if later:  # in another phase
+        profile = profile.rebased(cluster)
+    for _ in range(3):
+        profile.add(Observations({}, over((1, 3), 4.5)))
+    for _ in range(2):
+        profile.add(Observations({}, over((1, 3), 16.5)))
+    assert [float(profile.transfer_s()[pair]) for pair in [(0, 2), (0, 3), (1, 3)]] == [16.5] * 3
+    assert profile.transfer_s()[2, 0] == 4.5, "the other direction"
+    # Nobody has seen that the old one is fast again.
+    for _ in range(3):
+        profile.add(Observations({}, over((1, 3), 2.5)))
+    assert [float(profile.transfer_s()[pair]) for pair in [(0, 2), (0, 3), (1, 3)]] == [4.5, 2.5, 2.5]
+    # Used again, it needs two iterations to be believed, as any other.
+    profile.add(Observations({}, over((0, 2), 16.5)))
+    assert profile.transfer_s()[0, 2] == 4.5
+    profile.add(Observations({}, over((0, 2), 16.5)))
+    assert profile.transfer_s()[0, 2] == 16.5
+
+
 def test_an_upper_bound_counts_where_it_is_lower() -> None:
     cluster = four_nodes()
     above, below = [MessageTime(0, 2, 9.0, exact=False)], [MessageTime(0, 2, 2.5, exact=False)]

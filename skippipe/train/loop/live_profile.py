@@ -3,9 +3,11 @@
 A figure is the median of what the last three iterations saw, and at first of the plan's own: one odd iteration changes
 nothing, and a lasting change counts from its second iteration on. Messages of one size cannot tell latency from
 bandwidth: both are taken to change by the same factor, which is exact for messages and an assumption for all-reduces.
-Where a cluster has regions, links that carried no message are taken to change as those between the same regions did. A
-link that is used no more keeps its last figure, and one that the cluster says takes no time stays so. All-reduces,
-optimizer steps and the norm keep the figures of the cluster.
+Where a cluster has regions, links that carried no message are taken to change as those between the same regions did.
+A link that is used no more keeps its last figure, unless those that are used between the same regions have become
+slower than that: then it is taken to be as slow, so that a plan does not move from slow links to others that only were
+fast when they were last used. One that the cluster says takes no time stays so. All-reduces, optimizer steps and the norm
+keep the figures of the cluster.
 """
 
 import json
@@ -36,6 +38,8 @@ class LiveProfile:
         self._base = cluster
         self._tasks: dict[tuple[int, str], deque[float]] = {}
         self._links: dict[tuple[int, int], deque[float]] = {}
+        self._used: dict[tuple[int, int], int] = {}
+        """the iteration in which a link was measured last; those of an earlier phase end with 0"""
         self.iterations = 0
         """seen so far"""
 
@@ -52,7 +56,10 @@ class LiveProfile:
             exact = [message.seconds for message in messages if message.exact]
             below = [message.seconds for message in messages if not message.exact and message.seconds < now]
             if exact or below:
-                self._links.setdefault(pair, deque([now] * 2, WINDOW)).append(statistics.median(exact or below))
+                if not self._in_use(pair):
+                    self._links[pair] = deque([now] * 2, WINDOW)
+                self._links[pair].append(statistics.median(exact or below))
+                self._used[pair] = self.iterations
 
     def slowdowns(self) -> dict[int, float]:
         """By how much the tasks of nodes take longer than the plan's cluster says, for nodes that have run any."""
@@ -68,7 +75,12 @@ class LiveProfile:
         """The same links with the nodes of another cluster, such as that of a later phase."""
         other = LiveProfile(cluster)
         other._links = self._links
+        other._used = {pair: used - self.iterations for pair, used in self._used.items()}
         return other
+
+    def _in_use(self, pair: tuple[int, int]) -> bool:
+        """Whether the latest iterations have measured a link."""
+        return pair in self._used and self.iterations - self._used[pair] < WINDOW
 
     def transfer_s(self) -> NDArray[np.float64]:
         """Seconds of a message by sending and receiving node."""
@@ -77,15 +89,17 @@ class LiveProfile:
         regions = self._base.region_of
         if regions is not None:
             changes: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
+            older: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
             for (i, j), seconds in known.items():
-                changes[int(regions[i]), int(regions[j])].append(self._factor(i, j, seconds))
+                of_all = changes if self._in_use((i, j)) else older
+                of_all[int(regions[i]), int(regions[j])].append(self._factor(i, j, seconds))
             overhead_s = self._base.overhead_s
-            for (a, b), factors in changes.items():
+            for (a, b), factors in (older | changes).items():
                 at = np.ix_(np.asarray(regions) == a, np.asarray(regions) == b)
                 found[at] = overhead_s + (found[at] - overhead_s) * statistics.median(factors)
             np.fill_diagonal(found, 0.0)
         for pair, seconds in known.items():
-            found[pair] = seconds
+            found[pair] = seconds if self._in_use(pair) else max(seconds, float(found[pair]))
         return found
 
     def _factor(self, sender: int, receiver: int, seconds: float) -> float:
