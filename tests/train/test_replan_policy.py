@@ -10,6 +10,7 @@ import pytest
 from skippipe.train.loop.replan_policy import (
     TRIAL,
     Offer,
+    Outlook,
     ReplanPolicy,
     ReplanState,
     after_change,
@@ -22,6 +23,10 @@ from skippipe.train.loop.replan_policy import (
 POLICY = ReplanPolicy(gain=0.05, wait=4)
 Seconds = Callable[[int, int], float]
 """True iteration time of a plan (0 or 1) in an iteration."""
+
+
+def of(iteration_s: float, routes_s: float = 1.0) -> Outlook:
+    return Outlook(iteration_s, routes_s)
 
 
 def run(iterations: int, truth: Seconds, noise: Callable[[], float], policy: ReplanPolicy = POLICY) -> list[int]:
@@ -42,7 +47,7 @@ def run(iterations: int, truth: Seconds, noise: Callable[[], float], policy: Rep
                 state = after_change(state, iteration, measured)
             else:
                 state, planned_s = after_nothing(state, iteration), offer.current_s
-        elif may_search(policy, state, iteration, planned_s, truth(plan, iteration) * noise()):
+        elif may_search(policy, state, iteration, of(planned_s), of(truth(plan, iteration) * noise())):
             searching = True
     return used
 
@@ -76,7 +81,7 @@ def test_waiting_doubles_after_each_plan_that_brings_nothing() -> None:
     while iteration < 5000:
         iteration += 1
         state = after_iteration(POLICY, state, iteration, 1.0)
-        if may_search(POLICY, state, iteration, 1.0, 1.06):
+        if may_search(POLICY, state, iteration, of(1.0), of(1.06)):
             assert is_worth_it(POLICY, Offer(1.06, 0.53, 0.0, 10))
             state = after_change(state, iteration, [1.0] * TRIAL)
             taken.append(iteration)
@@ -101,15 +106,17 @@ def test_a_lasting_change_is_answered_once(spread: float, factor: float) -> None
 def test_an_alarm_ends_the_waiting() -> None:
     """A small change has to wait, a large one has not; how large it must be grows with plans that brought nothing."""
     state = after_nothing(ReplanState(4), 10)
-    assert not may_search(POLICY, state, 11, 1.0, 1.1)
-    assert may_search(POLICY, state, 11, 1.0, 1.2)
-    assert may_search(POLICY, state, 11, 1.2, 1.0), "links that become faster"
+    assert not may_search(POLICY, state, 11, of(1.0), of(1.1))
+    assert may_search(POLICY, state, 11, of(1.0), of(1.2))
+    assert may_search(POLICY, state, 11, of(1.2), of(1.0)), "links that become faster"
+    assert may_search(POLICY, state, 11, of(1.0, 1.06), of(1.0, 1.0)), "and lie on no critical path"
+    assert not may_search(POLICY, state, 11, of(1.0, 1.04), of(1.0, 1.0))
     for _ in range(5):
         state = after_change(state, 11, [1.0])
         for _ in range(TRIAL):
             state = after_iteration(POLICY, state, 11, 1.0)
-    assert not may_search(POLICY, state, 21, 1.0, 4.0)
-    assert may_search(POLICY, state, state.quiet_until, 1.0, 1.1)
+    assert not may_search(POLICY, state, 21, of(1.0), of(4.0))
+    assert may_search(POLICY, state, state.quiet_until, of(1.0), of(1.1))
 
 
 @pytest.mark.parametrize(
@@ -131,6 +138,6 @@ def test_a_trial(after: float, wait: int, quiet: int) -> None:
     """Half of the gain has to be measured; the median counts, and until then nothing is searched."""
     state = after_change(ReplanState(4), 7, [9.0, 1.0, 1.1, 1.0])
     for number, seconds in enumerate([3.0, after, 0.9], 8):
-        assert not may_search(POLICY, state, number, 1.0, 9.0)
+        assert not may_search(POLICY, state, number, of(1.0), of(9.0))
         state = after_iteration(POLICY, state, number, seconds)
     assert (state.wait, state.quiet_until, state.trial) == (wait, quiet, None)

@@ -17,6 +17,7 @@ from skippipe.train.loop.observed import Ratios, observe, ratios
 from skippipe.train.loop.replan_policy import (
     TRIAL,
     Offer,
+    Outlook,
     ReplanPolicy,
     ReplanState,
     after_change,
@@ -25,7 +26,7 @@ from skippipe.train.loop.replan_policy import (
     is_worth_it,
     may_search,
 )
-from skippipe.train.loop.replanning import Candidate, Question, find_plan, retimed_s
+from skippipe.train.loop.replanning import Candidate, Question, find_plan, retimed_s, routes_s
 from skippipe.train.loop.slow_nodes import SlowRank, slowest_rank
 from skippipe.train.loop.timelines import RankTimeline
 from skippipe.train.observe.events import PlanSearched, Report
@@ -108,7 +109,9 @@ class ClosedLoop:
         self._engine: PlanInUse | None = None
         self._planner = PlannerConfig()
         self._profile: LiveProfile | None = None
-        self._planned_s = 0.0
+        self._planned = Outlook(0.0, 0.0)
+        self._asked = self._planned
+        """when the latest search began"""
         self._measured: list[float] = []
         """seconds of the latest iterations"""
         self._thread = ThreadPoolExecutor(1, "replan")
@@ -134,7 +137,7 @@ class ClosedLoop:
             self._profile = LiveProfile(cluster) if self._profile is None else self._profile.rebased(cluster)
             self._state, self._measured = replace(self._state, trial=None), []
             self._search = None
-        self._planned_s = engine.planned_s
+        self._planned = Outlook(engine.planned_s, routes_s(engine.plan))
 
     def after(self, iteration: int, timelines: Sequence[RankTimeline], seconds: float, following: int) -> Ratios:
         """Compare an iteration with its prediction, and begin to look for another plan if it is time.
@@ -172,8 +175,10 @@ class ClosedLoop:
 
     def _begin_search(self, iteration: int, engine: PlanInUse, cluster: Cluster) -> None:
         """Look for another plan, if it is time."""
-        now_s = retimed_s(engine.plan.with_cluster(cluster), engine.rank_of)
-        if may_search(self._policy, self._state, iteration, self._planned_s, now_s):
+        current = engine.plan.with_cluster(cluster)
+        now = Outlook(retimed_s(current, engine.rank_of), routes_s(current))
+        if may_search(self._policy, self._state, iteration, self._planned, now):
+            self._asked = now
             self._files.keep_profile(cluster)
             reallocate = self._spec.mode == "allocation"
             question = Question(engine.plan, cluster, self._planner, engine.rank_of, reallocate, engine.prove)
@@ -202,7 +207,7 @@ class ClosedLoop:
                 self._taken = Taken(found.plan, found.current_s)
         if self._taken is None:
             self._state = after_nothing(self._state, iteration)
-            self._planned_s = found.current_s
+            self._planned = self._asked
         self._report(
             PlanSearched(
                 iteration=iteration, current_s=found.current_s, found_s=found.candidate_s,

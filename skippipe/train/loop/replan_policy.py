@@ -4,7 +4,7 @@ Two rules keep it from changing plans back and forth. A plan is taken only if it
 fraction, and to save more than the change costs before the run ends. And what was taken is on trial: if the measured
 iterations after it are not shorter than those before by half of that fraction, it has brought nothing, and the time
 until the next search doubles, as it does after a search that finds nothing. While it waits, only a large change of the
-predicted time has it search at once, and how large doubles with each plan that brought nothing. So the number of such
+predicted times has it search at once, and how large doubles with each plan that brought nothing. So the number of such
 plans grows with the logarithms of the run's length and of how much times vary, whatever noise makes predictions say.
 """
 
@@ -19,6 +19,8 @@ TRIAL = 3
 """Iterations before a change, and after it, whose medians are compared."""
 ALARM = 2.0
 """How many times the gain the predicted time has to change while searches wait, at first."""
+DILUTED = 0.5
+"""The sum over all routes has to change by this share of the gain: a few links that change by much hardly change it."""
 PAYBACK = 2.0
 """A change must save so many times what it costs."""
 
@@ -31,6 +33,15 @@ class ReplanPolicy:
     """least fraction of the iteration time that a plan has to save"""
     wait: int
     """iterations until the next search, after the first that brought nothing"""
+
+
+class Outlook(NamedTuple):
+    """What a plan is to take, on a cluster; seconds."""
+
+    iteration_s: float
+    """of an iteration"""
+    routes_s: float
+    """of all routes, if none waited for another: faster links may shorten these alone, and another plan's iteration"""
 
 
 class Offer(NamedTuple):
@@ -77,21 +88,23 @@ def is_worth_it(policy: ReplanPolicy, offer: Offer) -> bool:
     return saved_s >= policy.gain * offer.current_s and saved_s * offer.iterations >= PAYBACK * offer.change_s
 
 
-def may_search(policy: ReplanPolicy, state: ReplanState, iteration: int, planned_s: float, now_s: float) -> bool:
+def may_search(policy: ReplanPolicy, state: ReplanState, iteration: int, planned: Outlook, now: Outlook) -> bool:
     """Whether to look for another plan after an iteration.
 
     Args:
         policy: what makes a change worth it.
         state: of earlier searches.
         iteration: iterations done.
-        planned_s: what the plan in use was to take, when it was last compared with others.
-        now_s: what it is to take on the cluster as it is now.
+        planned: what the plan in use was to take, when it was last compared with others.
+        now: what it is to take on the cluster as it is now.
 
     """
     if state.trial is not None:
         return False
     least = math.log1p(policy.gain) * (1.0 if iteration >= state.quiet_until else state.alarm)
-    return abs(math.log(now_s / planned_s)) >= least  # twice as long counts as much as half as long
+    # Twice as long counts as much as half as long.
+    of_iteration, of_routes = (abs(math.log(after / before)) for before, after in zip(planned, now, strict=True))
+    return of_iteration >= least or of_routes >= DILUTED * least
 
 
 def after_nothing(state: ReplanState, iteration: int) -> ReplanState:

@@ -47,6 +47,19 @@ def retimed_s(plan: Plan, rank_of: Sequence[int]) -> float:
     return iteration_s_on(simulate(plan), rank_of)
 
 
+def routes_s(plan: Plan) -> float:
+    """Seconds that the routes of all microbatches take in sum, forth and back, if none waits for another."""
+    cluster = plan.cluster
+    task_s, transfer_s = cluster.forward_s + cluster.backward_s, cluster.transfer_matrix()
+    both_ways_s = transfer_s + transfer_s.T
+    found = 0.0
+    for microbatch in plan.microbatches:
+        way = [*microbatch.nodes, microbatch.source]
+        found += float(task_s[microbatch.nodes].sum() + cluster.loss_s[microbatch.source])
+        found += float(both_ways_s[way[:-1], way[1:]].sum())
+    return found
+
+
 def find_plan(question: Question) -> Candidate:
     """Search for a plan within the planner's limits; one that is not proved free of deadlock is not offered.
 
