@@ -24,7 +24,7 @@ from skippipe.application import compose
 from skippipe.bench import ALLOCATING
 from skippipe.bench.emulation import latest, norm_s, rank_jobs, run, with_links, workers
 from skippipe.config import STRATEGIES, AllocateConfig, PlannerConfig, ScheduleConfig
-from skippipe.planning import RANDOM_SEEDS, PlanningJob, allocated, constraints, make_plan, planning_job, state_problem
+from skippipe.planning import RANDOM_SEEDS, PlanningJob, allocated, make_plan, planning_job, state_problem
 
 PUBLISHED = Path(__file__).parents[1] / "tests" / "reference" / "published"
 NODES = 20
@@ -65,19 +65,23 @@ def problems(gradient_bytes: Sequence[float], schedule: ScheduleConfig) -> dict[
         found["geo20" + (f", {size:.0e} bytes of gradients" if size else "")] = problem
     allocation = read_allocation(str(PUBLISHED / "published20.json"))
     found["published20"] = state_problem(published(), allocation, schedule)
-    return {name: with_norm(problem, schedule) for name, problem in found.items()}
+    return {name: with_norm(problem) for name, problem in found.items()}
 
 
-def with_norm(problem: Problem, schedule: ScheduleConfig) -> Problem:
+def with_norm(problem: Problem) -> Problem:
     """The problem, with the time that the exchange of the norm takes."""
     cluster = problem.cluster
-    stated = with_links(cluster, norm_s=norm_s(cluster, len(problem.stages)))
+    return on_cluster(problem, with_links(cluster, norm_s=norm_s(cluster, len(problem.stages))))
+
+
+def on_cluster(problem: Problem, cluster: Cluster) -> Problem:
+    """The problem, on a cluster with other times."""
     return Problem(
-        stated,
+        cluster,
         problem.stages,
         problem.microbatches,
-        skip_ratio=schedule.skip_ratio,
-        constraints=constraints(schedule),
+        skip_ratio=problem.skip_ratio,
+        constraints=problem.constraints,
     )
 
 

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from typing import Literal
 
 import numpy as np
-from emulated import NODES, problems
+from emulated import NODES, on_cluster, problems
 from output import Row, markdown, note, percent, save
 
 from skippipe import Cluster, Plan, Problem
@@ -95,13 +95,7 @@ def in_miniature(problem: Problem, scale: float) -> Problem:
         "overhead_s": scale * content["overhead_s"],
         "norm_s": scale * content["norm_s"],
     }
-    return Problem(
-        Cluster.from_json(json.dumps(content)),
-        problem.stages,
-        problem.microbatches,
-        skip_ratio=problem.skip_ratio,
-        constraints=problem.constraints,
-    )
+    return on_cluster(problem, Cluster.from_json(json.dumps(content)))
 
 
 def slower(plan: Plan, factor: float) -> tuple[Cluster, str]:

@@ -152,7 +152,7 @@ class TrainConfig:
     allocation: nodes may also change stages, with their weights and optimizer state, but for those of stage 0"""
     replan_gain: float = setting(0.05, within=Range(0, 1, open_low=True))
     """least fraction of the iteration time that another plan has to save; also how much the time has to change before
-    one is searched"""
+    one is searched, or by half of that the time of all routes"""
     replan_wait: int = setting(8, within=AT_LEAST_1)
     """iterations until the next search after a plan, or a search, that brought nothing; doubles each time"""
     redundancy: int = setting(0, within=AT_LEAST_0)

@@ -5,9 +5,9 @@ nothing, and a lasting change counts from its second iteration on. Messages of o
 bandwidth: both are taken to change by the same factor, which is exact for messages and an assumption for all-reduces.
 Where a cluster has regions, links that carried no message are taken to change as those between the same regions did.
 A link that is used no more keeps its last figure, unless those that are used between the same regions have become
-slower than that: then it is taken to be as slow, so that a plan does not move from slow links to others that only were
-fast when they were last used. One that the cluster says takes no time stays so. All-reduces, optimizer steps and the
-norm keep the figures of the cluster.
+slower than that: then it is taken to be as slow, so that a plan does not move from slow links to others that were fast
+when they were last used, but are no longer. One that the cluster says takes no time stays so. All-reduces, optimizer
+steps and the norm keep the figures of the cluster.
 """
 
 import json

@@ -48,7 +48,7 @@ def retimed_s(plan: Plan, rank_of: Sequence[int]) -> float:
 
 
 def routes_s(plan: Plan) -> float:
-    """Seconds that the routes of all microbatches take in sum, forth and back, if none waits for another."""
+    """Seconds that the routes of all microbatches take in sum, there and back, if none waits for another."""
     cluster = plan.cluster
     task_s, transfer_s = cluster.forward_s + cluster.backward_s, cluster.transfer_matrix()
     both_ways_s = transfer_s + transfer_s.T
