@@ -165,22 +165,31 @@ def summary(rows: Sequence[Row]) -> list[Row]:
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    """Validation losses over iterations, as the mean of the seeds, one line for each policy, side by side by rate."""
-    rates = sorted({row["rate"] for row in rows} - {0.0})
-    figure, axes = plt.subplots(1, len(rates), figsize=(6 * len(rates), 4.5), sharey=True, squeeze=False)
-    for rate, axis in zip(rates, axes[0], strict=True):
-        for policy in POLICIES:
-            curves = [
-                {int(iteration): loss for iteration, loss in row["validations"].items()}
-                for row in rows
-                if row["policy"] == policy and row["rate"] in {0.0, rate}
-            ]
-            common = sorted(set.intersection(*map(set, curves))) if curves else []
-            axis.plot(common, [statistics.mean(curve[i] for curve in curves) for i in common], label=policy)
-        axis.set(
-            xlabel="iterations", ylabel="validation loss (nats)", title=f"a stage lost in {rate:.0%} of iterations"
-        )
-        axis.legend()
+    """The unbroken runs, and how far above them the other policies are: thin lines for seeds, thick ones for means."""
+    curves = {
+        (row["policy"], row["rate"], row["seed"]): {int(at): loss for at, loss in row["validations"].items()}
+        for row in rows
+    }
+    unbroken = {seed: curve for (policy, _, seed), curve in curves.items() if policy == UNBROKEN}
+    rates = sorted({rate for _, rate, _ in curves} - {0.0})
+    figure, (first, *others) = plt.subplots(1, 1 + len(rates), figsize=(5 * (1 + len(rates)), 4.5))
+    for seed, curve in sorted(unbroken.items()):
+        first.plot([*curve], [*curve.values()], label=f"seed {seed}")
+    first.set(xlabel="iterations", ylabel="validation loss (nats)", title="unbroken")
+    first.legend()
+    for rate, axis in zip(rates, others, strict=True):
+        for number, policy in enumerate(policy for policy in POLICIES if policy != UNBROKEN):
+            color, above = f"C{number}", list[dict[int, float]]()
+            for seed, base in unbroken.items():
+                curve = curves.get((policy, rate, seed), {})
+                above.append({at: curve[at] - base[at] for at in sorted(curve.keys() & base.keys())})
+                axis.plot([*above[-1]], [*above[-1].values()], color=color, linewidth=0.7, alpha=0.5)
+            found = [curve for curve in above if curve]
+            common = sorted(set.intersection(*map(set, found))) if found else []
+            means = [statistics.mean(curve[at] for curve in found) for at in common]
+            axis.plot(common, means, color=color, linewidth=2, label=f"{policy} ({len(found)})")
+        axis.set(xlabel="iterations", ylabel="nats above unbroken", title=f"a stage lost in {rate:.0%} of iterations")
+        axis.legend(title="policy (seeds)")
     figure.tight_layout()
     figure.savefig(path, dpi=120)
 
