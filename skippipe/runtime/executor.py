@@ -120,6 +120,7 @@ class Executor:
         self._title = title or partial(node_title, ())
         self._embedded_here, self._unneeded = _ends_of_routes(program.actions)
         self._early_sums = overlapping_sums(program.actions, link)
+        self._running = False
         self._summed_after: Mapping[Task, Reduce] = {}
         self._steps = [self._step_of(action) for action in program.actions]
         self._link_of = {task: sender for sender, tasks in program.incoming.items() for task in tasks}
@@ -137,6 +138,11 @@ class Executor:
         self._current: Action | None = None
         self._begun = 0
 
+    @property
+    def position(self) -> tuple[int, str] | None:
+        """How many actions of the iteration have begun, and the latest, for other threads; None between iterations."""
+        return (self._begun, str(self._current)) if self._running else None
+
     def run(self, batches: Batches, step: Callable[[float], None], timeout_s: float) -> Timings:
         """Run one iteration.
 
@@ -153,6 +159,7 @@ class Executor:
         self._reset()
         actions, timeline, began_at = self._program.actions, self._timeline, time.perf_counter()
         timeline.begin()
+        self._running = True
         try:
             for sender in self._next_receive:
                 for _ in range(self._recv_buffers):
@@ -167,6 +174,8 @@ class Executor:
             self._await_device()
         except Exception as error:
             raise ActionError(self._failure(error, time.perf_counter() - began_at)) from error
+        finally:
+            self._running = False
         # Not in the first iteration: allocating memory may wait for kernels, also for those of a sum.
         self._summed_after = self._early_sums
         ends = timeline.ends()

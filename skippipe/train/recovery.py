@@ -16,6 +16,7 @@ from skippipe.errors import ActionError, SchedulerError
 from skippipe.phases import phase_layers
 from skippipe.rules import bent_rules
 from skippipe.train.connect.attempt import LeftBehindError
+from skippipe.train.loop.hang_guard import end_process, ending_if_hung
 from skippipe.train.loop.loop import NewcomersError, SlowRankError, TrainingLoop
 from skippipe.train.loop.run_state import RunState
 from skippipe.train.loop.standing import Standing, common_standing
@@ -26,6 +27,7 @@ from skippipe.train.observe.events import (
     RankTraining,
     RunJoined,
     RunRecovered,
+    WorkerFailed,
     WorkerInterrupted,
     from_json,
 )
@@ -119,8 +121,14 @@ def _run(
     def begun() -> None:
         reporting.report(_training(loop, members))
 
+    def end_hung(reason: str) -> None:
+        with contextlib.suppress(OSError):  # the supervisor is gone
+            reporting.report(WorkerFailed(status=1, message=reason, cause="TimeoutError"))
+        end_process(reason)
+
     knocking = tuple if members is None else lambda: members.knocking
-    stopped_by = loop.run(request, begun=begun, knocking=knocking)
+    with ending_if_hung(lambda: loop.position, end_hung):
+        stopped_by = loop.run(request, begun=begun, knocking=knocking)
     if stopped_by is not None:
         reporting.report(RankStopped(rank=0 if members is None else members.own))
     return stopped_by

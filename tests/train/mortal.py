@@ -56,7 +56,8 @@ class Fate:
     tasks takes `SLOW_S` longer"""
     iteration: int
     """in which, or after which the checkpoint is"""
-    number: signal.Signals = signal.SIGKILL
+    number: signal.Signals | None = signal.SIGKILL
+    """None: its main thread hangs"""
     after_s: float = 0.0
     """seconds later, while the others wait for it"""
 
@@ -231,12 +232,18 @@ def _set_fate(patch: pytest.MonkeyPatch, fate: Fate | None) -> None:
         finally:
             now = 0
 
+    def end() -> None:
+        if fate.number is None:
+            time.sleep(PATIENCE_S)
+        else:
+            os.kill(os.getpid(), fate.number)
+
     def meet(run: Callable[[], None]) -> None:
         if fate.moment == "step":
             run()
         if now == fate.iteration:
             time.sleep(fate.after_s)
-            os.kill(os.getpid(), fate.number)
+            end()
         if fate.moment != "step":
             run()
 
@@ -255,11 +262,11 @@ def _set_fate(patch: pytest.MonkeyPatch, fate: Fate | None) -> None:
 
     def write_that_may_be_the_last(saver: CheckpointSaver, staging: Path, copied: Any) -> None:
         if str(fate.iteration) in staging.name:
-            os.kill(os.getpid(), fate.number)
+            end()
         write(saver, staging, copied)
 
     def connecting(*_: object) -> NoReturn:
-        os.kill(os.getpid(), fate.number)
+        end()
         raise AssertionError
 
     patch.setattr(TrainingLoop, "_iterate", iterating)
@@ -274,7 +281,7 @@ def _set_fate(patch: pytest.MonkeyPatch, fate: Fate | None) -> None:
 
         def meeting(*arguments: Any) -> float:
             if after == fate.iteration:
-                os.kill(os.getpid(), fate.number)
+                end()
             return offset(*arguments)
 
         patch.setattr(recovery, "continue_loop", continuing_loop)

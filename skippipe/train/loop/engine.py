@@ -286,6 +286,11 @@ class Engine:
         return lambda microbatch: on_device(batches(microbatch), self._device)
 
     @property
+    def position(self) -> tuple[int, str] | None:
+        """Where the program of an iteration is (`Executor.position`); None where one process does it all."""
+        return None if isinstance(self._training, GroupedExecutor) else self._training.position
+
+    @property
     def patience_s(self) -> float:
         """How long a healthy rank may take until it answers."""
         return self._message_timeout_s()

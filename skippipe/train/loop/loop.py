@@ -44,6 +44,7 @@ from skippipe.train.loop.context import RankContext
 from skippipe.train.loop.copies import CopyKeeper, StageCopy
 from skippipe.train.loop.copy_scheduler import CopyScheduler
 from skippipe.train.loop.engine import Engine, IterationResult, RankFlags, check_finite, check_validation
+from skippipe.train.loop.hang_guard import Position
 from skippipe.train.loop.loss_scale import LossScale
 from skippipe.train.loop.observed import Ratios
 from skippipe.train.loop.optimizer import StageOptimizer
@@ -146,6 +147,7 @@ class TrainingLoop:
         self._holding = self._holding_before = Holding(context.holding(), start.layers)
         self._phase = -1
         self._number = self._stepped = start.iteration
+        self._under_way: tuple[int, Engine | None] = start.iteration, None
         self._norm: float | None = None
         self._latest: IterationDone | None = None
         self._validation: ValidationDone | None = None
@@ -284,9 +286,17 @@ class TrainingLoop:
         every = self._spec.validate_every
         return number == self._spec.iterations or bool(every and number % every == 0)
 
+    @property
+    def position(self) -> Position | None:
+        """Where the iteration under way is, for other threads; None between iterations."""
+        number, engine = self._under_way
+        found = None if engine is None else engine.position
+        return None if engine is None or found is None else Position(number, *found, engine.patience_s)
+
     def _iterate(self, number: int, engine: Engine, asked: StopSignal, knock: Callable[[], bool]) -> IterationResult:
         """Train one iteration."""
         checkpoints, self._number = self._checkpoints, number
+        self._under_way = number, engine
         self._context.links.begin_iteration(number)
         torch.manual_seed(iteration_seed(self._spec.seed, number, self._context.rendezvous.rank))
         result = engine.iterate(

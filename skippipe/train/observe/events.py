@@ -492,7 +492,7 @@ class ClusterMeasured(Event):
     """as JSON text"""
 
 
-OF_RANKS = (RankTraining, RankWaiting, RankStopped, WorkerInterrupted)
+OF_RANKS = (RankTraining, RankWaiting, RankStopped, WorkerFailed, WorkerInterrupted)
 """What every rank tells its own supervisor, beside what the one that reports tells of the run."""
 
 
