@@ -172,7 +172,10 @@ def test_one_phase_has_no_table(run: Run) -> None:
             "phases.list=[{share: 0.5, layers: 0.5, allocation: anew}, {}]",
             "phases.list[0].allocation: expected kept, as layers is set",
         ),
-        ("phases=mars", "phases: expected one of grow, grow_inside, grow_steps, published, robust, tail, two_classes"),
+        (
+            "phases=mars",
+            "phases: expected one of grow, grow_doubling, grow_inside, grow_steps, published, robust, tail, two_classes",
+        ),
     ],
 )
 def test_phases_that_cannot_be(settings: str, message: str, run: Run) -> None:
