@@ -11,6 +11,7 @@ those that are left can agree on how they go on without one. Which ones have die
 
 import contextlib
 import faulthandler
+import gc
 import os
 import pickle
 import pkgutil
@@ -83,6 +84,8 @@ def main() -> int:
     except Exception as error:  # noqa: BLE001 - whatever it is, the supervisor has to know
         report_failure(error, report)
         return exit_status(error)
+    gc.collect()
+    gc.freeze()  # else the first full collection of each worker copies all that was imported, and takes seconds
     return Children(work, assignment, report).wait()
 
 
