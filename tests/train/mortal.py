@@ -28,6 +28,7 @@ from skippipe.train.config import TrainJob
 from skippipe.train.connect.activity import announce_death
 from skippipe.train.connect.clocks import clock_offset_s
 from skippipe.train.connect.rank_spec import Launcher, RankSpec
+from skippipe.train.connect.rendezvous import background_group
 from skippipe.train.connect.store import StoreClient
 from skippipe.train.loop.checkpoint_scheduler import CheckpointScheduler
 from skippipe.train.loop.loop import TrainingLoop
@@ -35,7 +36,7 @@ from skippipe.train.loop.run_state import RunState
 from skippipe.train.membership import members
 from skippipe.train.membership.heartbeat import Monitor
 from skippipe.train.observe.events import Event, to_json
-from skippipe.train.prepare import continuing
+from skippipe.train.prepare import continuing, prepare
 from skippipe.train.rank import train_rank
 from skippipe.train.resolve.resolve import resolve
 
@@ -51,9 +52,9 @@ class Fate:
 
     moment: str
     """one of `MOMENTS`: before such an action, but after an optimizer step; or while it writes a checkpoint;
-    `connecting`: while it connects to those that are left when another one is lost, or that it joins; `preparing`:
-    while it makes the loop of such a generation, which follows the iteration; `slow`: it lives on, but each of its
-    tasks takes `SLOW_S` longer"""
+    `connecting`: while it connects to those that are left when another one is lost, or that it joins; `beside`: while
+    it connects to them once more, for what goes on beside training; `preparing`: while it makes the loop of such a
+    generation, which follows the iteration; `slow`: it lives on, but each of its tasks takes `SLOW_S` longer"""
     iteration: int
     """in which, or after which the checkpoint is"""
     number: signal.Signals | None = signal.SIGKILL
@@ -265,6 +266,18 @@ def _set_fate(patch: pytest.MonkeyPatch, fate: Fate | None) -> None:
             end()
         write(saver, staging, copied)
 
+    def only_at_the_start(connect: Callable[..., Any]) -> Callable[..., Any]:
+        calls = 0
+
+        def connecting_once(*arguments: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls > 1:
+                end()
+            return connect(*arguments)
+
+        return connecting_once
+
     def connecting(*_: object) -> NoReturn:
         end()
         raise AssertionError
@@ -288,6 +301,8 @@ def _set_fate(patch: pytest.MonkeyPatch, fate: Fate | None) -> None:
         patch.setattr(continuing, "clock_offset_s", meeting)
     elif fate.moment == "connecting":
         patch.setattr(members, "connect_group", connecting)
+    elif fate.moment == "beside":
+        patch.setattr(prepare, "background_group", only_at_the_start(background_group))
     elif fate.moment == "slow":
         patch.setattr(Executor, "_step_of", step_that_is_slow)
     elif fate.moment == "checkpoint":

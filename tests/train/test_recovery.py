@@ -109,12 +109,13 @@ def test_two_at_once(prepared: Path, folder: Folder, unbroken: dict[int, EventDi
     )
 
 
-def test_while_the_others_connect(prepared: Path, folder: Folder, unbroken: dict[int, EventDict]) -> None:
+@pytest.mark.parametrize("moment", ["connecting", "beside"])
+def test_while_the_others_connect(moment: str, prepared: Path, folder: Folder, unbroken: dict[int, EventDict]) -> None:
     """Those left have agreed on a generation that comes to nothing: ranks are still those of the loop before it."""
     path = folder("run")
     asked = job(prepared, **FULL, runtime__heartbeat_s=4.0)
     first, second = (nodes[0] for nodes in resolve(asked).layout.stages)
-    lives = live(asked, FOUR, path, {first: Fate("backward", FATAL), second: Fate("connecting", FATAL)})
+    lives = live(asked, FOUR, path, {first: Fate("backward", FATAL), second: Fate(moment, FATAL)})
     assert [bool(status) for status in lives.statuses] == [rank in {first, second} for rank in range(4)], explained(
         lives, path
     )

@@ -214,6 +214,9 @@ def leave(rendezvous: Rendezvous) -> None:
                 rendezvous.receive("gone", rank)
 
 
+CONNECTING_S = 10.0
+BACKGROUND_TIMEOUT_S = 3600.0
+"""Of an exchange beside training, as when the ranks write a checkpoint or renew copies of stages: disks may be slow."""
 LEAST_CONNECTING_S = 5.0
 """Time for connecting to the other ranks, however late the last one joined."""
 
@@ -248,6 +251,36 @@ def connect_group(attempt: Attempt, spec: CommunicationSpec, timeout_s: float) -
     group = dist.group.WORLD
     assert group is not None
     return group
+
+
+def background_group(rendezvous: Rendezvous, key: str, timeout_s: float) -> dist.ProcessGroup:
+    """All ranks, connected once more, for what goes on beside training. All ranks call this.
+
+    Args:
+        rendezvous: all ranks.
+        key: what they wait for each other under, used once.
+        timeout_s: of connecting, once all ranks are there.
+
+    Raises:
+        RendezvousError: a rank is lost, or cannot be reached.
+
+    """
+    # Whoever is lost by now is noticed here: nothing can break off the connecting itself.
+    rendezvous.all_gather(key, "")
+    try:
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        raise RendezvousError(f"the ranks cannot connect to each other: {first_line(error)}") from ConnectionError()
+    assert isinstance(group, dist.ProcessGroup), "all ranks are in it"
+    # Its name in older versions of torch is the second one.
+    set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # noqa: SLF001
+    set_timeout(timedelta(seconds=BACKGROUND_TIMEOUT_S), group)
+    return group
+
+
+def connecting_s(spec: CommunicationSpec) -> float:
+    """How long ranks that are all there may take to connect: beside `CONNECTING_S` as long as noticing a loss takes."""
+    return 2 * spec.heartbeat_s + CONNECTING_S
 
 
 def _advice(attempt: Attempt) -> str:

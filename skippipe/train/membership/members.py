@@ -15,7 +15,7 @@ from skippipe.runtime.links.gloo import open_connections, shut_down
 from skippipe.train.connect.activity import announce_member_lost
 from skippipe.train.connect.attempt import Attempt, Presence, check_no_rank_left
 from skippipe.train.connect.rank_spec import RankSpec
-from skippipe.train.connect.rendezvous import Rendezvous, connect_group, leave, taking_part
+from skippipe.train.connect.rendezvous import Rendezvous, connect_group, connecting_s, leave, taking_part
 from skippipe.train.connect.store import RendezvousError, open_store, reached
 from skippipe.train.membership.agreement import agree
 from skippipe.train.membership.door import Knock, knock_key
@@ -29,8 +29,6 @@ ADMITS = "admits"
 """Key under which the members say that others may join them."""
 MARGIN_S = 2.0
 """How much later than two heartbeats a loss may be noticed that explains a failed message."""
-CONNECTING_S = 10.0
-"""How long the ranks of a new generation may take to connect, beside the time in which a loss is noticed."""
 
 _FROM_OTHERS = (ConnectionError, TimeoutError)
 """Causes of errors that may lie with another rank; any other `OSError`, as of a file, is of this rank's own."""
@@ -227,14 +225,14 @@ class Members:
             check=self._monitor.check,
         )
         self._watch()
-        connecting_s = 2 * self._spec.heartbeat_s + CONNECTING_S
-        communication = dataclasses.replace(self._spec, timeout_s=connecting_s)
+        limit_s = connecting_s(self._spec)
+        communication = dataclasses.replace(self._spec, timeout_s=limit_s)
         try:
             # Whoever is lost by now is noticed here: connecting would wait until its time is over.
             attempt.publish(f"here/{rank}", "")
             for other, presence in enumerate(attempt.ranks):
-                attempt.receive(f"here/{other}", connecting_s, node_title(presence.names, other))
-            group = connect_group(attempt, communication, connecting_s + MARGIN_S)
+                attempt.receive(f"here/{other}", limit_s, node_title(presence.names, other))
+            group = connect_group(attempt, communication, limit_s + MARGIN_S)
         except RendezvousError as error:
             raise error from ConnectionError()  # one that dies meanwhile is known to be lost a little later
         rank_spec = dataclasses.replace(self._rank_spec, rank=rank, world=len(self._members))

@@ -3,11 +3,8 @@
 import dataclasses
 import json
 from collections.abc import Collection, Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
-
-import torch.distributed as dist
 
 from skippipe._scheduler import Cluster, Plan
 from skippipe.checkpoint.directory import CheckpointDirectory
@@ -22,7 +19,7 @@ from skippipe.runtime.message import MessageBuffers, MessageSpec
 from skippipe.runtime.stage import Stage
 from skippipe.train.connect.clocks import clock_offset_s
 from skippipe.train.connect.links import Links
-from skippipe.train.connect.rendezvous import Rendezvous
+from skippipe.train.connect.rendezvous import Rendezvous, background_group, connecting_s
 from skippipe.train.loop.closed_loop import ClosedLoop
 from skippipe.train.loop.context import RankContext
 from skippipe.train.loop.copies import CopyKeeper, StageCopy
@@ -56,8 +53,6 @@ from skippipe.train.resolve.spec import PlanPhase, RunSpec
 LAYOUT, LAYOUT_STATED = "layout", "nodes, stages and layers"
 TEXTS, _PROPERTIES = "texts", "properties of the text"
 """Keys and names of what ranks compare as a run begins."""
-SAVING_TIMEOUT_S = 3600.0
-"""Time limit for the ranks to write a checkpoint together, or to renew copies of stages."""
 
 
 def prepare_rank(  # noqa: PLR0913, PLR0917 - what a rank knows
@@ -322,7 +317,8 @@ def make_saver(spec: RunSpec, rendezvous: Rendezvous, directory: CheckpointDirec
     if not spec.checkpoints.enabled:
         return None
     key = load_key(spec.checkpoints.key) if rendezvous.rank == 0 else None
-    return CheckpointSaver(directory, _background_group(), key=key, keep=spec.checkpoints.keep)
+    group = background_group(rendezvous, "saving", connecting_s(spec.communication))
+    return CheckpointSaver(directory, group, key=key, keep=spec.checkpoints.keep)
 
 
 def make_copy_keeper(context: RankContext, kept: Mapping[int, StageCopy]) -> CopyKeeper | None:
@@ -333,12 +329,5 @@ def make_copy_keeper(context: RankContext, kept: Mapping[int, StageCopy]) -> Cop
     spec, rendezvous = context.spec.redundancy, context.rendezvous
     if not spec.copies or rendezvous.world == 1:
         return None
-    group = _background_group()
+    group = background_group(rendezvous, "copying", connecting_s(context.spec.communication))
     return CopyKeeper(rendezvous, group, context.links.over(group), spec, kept)
-
-
-def _background_group() -> dist.ProcessGroup:
-    """All ranks, connected once more, for what goes on beside training."""
-    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=SAVING_TIMEOUT_S))
-    assert isinstance(group, dist.ProcessGroup), "all ranks are in it"
-    return group
