@@ -35,9 +35,9 @@ class Result:
 Run = Callable[..., Result]
 LONGEST = (
     "train/test_recovery.py", "train/test_torchrun.py", "train/test_closed_loop.py", "train/test_node.py",
-    "train/test_resume.py", "train/test_phases.py", "train/test_kill.py", "test_planner.py", "train/test_joining.py",
-    "train/test_measure.py", "train/test_resume_processes.py", "study/test_study_command.py", "model/test_folder.py",
-    "train/test_precision.py",
+    "train/test_resume.py", "train/test_kill.py", "train/test_phases.py", "test_planner.py", "train/test_joining.py",
+    "model/test_compiled.py", "train/test_measure.py", "train/test_resume_processes.py", "study/test_study_command.py",
+    "model/test_folder.py", "train/test_precision.py",
 )  # fmt: skip
 """Files that take half a minute or more, longest first."""
 settings.register_profile("long", max_examples=350_000)

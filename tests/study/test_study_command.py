@@ -82,7 +82,7 @@ def when(holds: Callable[[], bool], number: signal.Signals) -> threading.Thread:
     def watch() -> None:
         deadline = time.monotonic() + 120
         while not holds() and time.monotonic() < deadline:
-            time.sleep(0.02)
+            time.sleep(0.1)
         if holds():
             os.kill(os.getpid(), number)
 
