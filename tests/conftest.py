@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,15 +35,21 @@ class Result:
 Run = Callable[..., Result]
 LONGEST = (
     "train/test_recovery.py", "train/test_torchrun.py", "train/test_closed_loop.py", "train/test_node.py",
-    "train/test_resume.py", "train/test_phases.py", "train/test_kill.py", "test_planner.py", "train/test_joining.py",
-    "train/test_measure.py", "train/test_resume_processes.py", "study/test_study_command.py", "model/test_folder.py",
-    "train/test_precision.py",
+    "train/test_resume.py", "train/test_kill.py", "train/test_phases.py", "test_planner.py", "train/test_joining.py",
+    "model/test_compiled.py", "train/test_measure.py", "train/test_resume_processes.py", "study/test_study_command.py",
+    "model/test_folder.py", "train/test_precision.py",
 )  # fmt: skip
 """Files that take half a minute or more, longest first."""
 settings.register_profile("long", max_examples=350_000)
 settings.register_profile(THOROUGH)
 OF_HYDRA = ("Only one of --run, --multirun, ", "Additional config directory ")
 """Beginnings of errors of Hydra's, which names no key."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than there are cores: others compute while the tests of one wait for heartbeats and links."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

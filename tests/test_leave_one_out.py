@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from needed import skip_without
 from scripts import load_script
 
 from skippipe._scheduler import PlanRequest, Problem
@@ -10,7 +11,7 @@ from skippipe.application import compose
 from skippipe.errors import InputError
 from skippipe.planning import planning_job
 
-pytest.importorskip("matplotlib", reason="needs matplotlib, which the dependency group bench brings")
+skip_without("matplotlib", "the dependency group bench")
 
 
 def test_a_part_left_out_is_one_that_there_is() -> None:

@@ -5,6 +5,7 @@ import json
 
 import pytest
 from conftest import PUBLISHED
+from needed import skip_without
 from scripts import load_script
 
 from skippipe import Cluster
@@ -14,7 +15,7 @@ from skippipe.config import PlannerConfig, ScheduleConfig
 from skippipe.planning import PlanningJob, make_plan
 from skippipe.presets import preset_spec
 
-pytest.importorskip("matplotlib", reason="needs matplotlib, which the dependency group bench brings")
+skip_without("matplotlib", "the dependency group bench")
 WORK = PlannerConfig(work_limit=5_000)
 
 

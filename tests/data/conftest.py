@@ -1,6 +1,6 @@
 """Shared fixtures of the data tests."""
 
-import pytest
+from needed import skip_without
 
-pytest.importorskip("datasets", reason="needs datasets (the extra `train`)")
-pytest.importorskip("tokenizers", reason="needs tokenizers (the extra `train`)")
+skip_without("datasets", "the extra `train`")
+skip_without("tokenizers", "the extra `train`")

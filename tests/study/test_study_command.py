@@ -29,10 +29,10 @@ schedule: {microbatches_per_source: 2}
 planner: {work_limit: 200}
 data: {sequence: 32, validation_blocks: 16}
 runtime: {compile: false, autocast: null}
-train: {iterations: 40, microbatch_size: 2, validate_every: 20, validate_training: true}
+train: {iterations: 20, microbatch_size: 2, validate_every: 10, validate_training: true}
 """
 ARM = "# @package _global_\ndefaults:\n  - tiny\n  - _self_\n\nschedule: {{skip_ratio: {}}}\n"
-ITERATIONS = 40
+ITERATIONS = 20
 TOKENS = ITERATIONS * 4 * 2 * 32
 
 
@@ -82,7 +82,7 @@ def when(holds: Callable[[], bool], number: signal.Signals) -> threading.Thread:
     def watch() -> None:
         deadline = time.monotonic() + 120
         while not holds() and time.monotonic() < deadline:
-            time.sleep(0.02)
+            time.sleep(0.1)
         if holds():
             os.kill(os.getpid(), number)
 
@@ -155,7 +155,7 @@ def test_a_study(run: Run, tmp_path: Path, own: Path, prepared: Path) -> None:
         ("studies", "studies/whole/seed0: holds a run with other settings than whole, seed 0"),
         ("elsewhere", "whole, seed 0 is recorded with other settings"),
     ):
-        result = run(*study.arguments, "minutes=0", f"folder={folder}", 'overrides=["train.iterations=41"]')
+        result = run(*study.arguments, "minutes=0", f"folder={folder}", 'overrides=["train.iterations=21"]')
         assert result.status == 2
         assert message in result.err
 

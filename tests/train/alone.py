@@ -65,13 +65,13 @@ def train_alone(job: TrainJob, folder: Path, until: Until | None = None) -> list
 
 
 def rank_in_pool(
-    rank: int, job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path, port: int, until: Until | None = None
+    rank: int, spec: RunSpec, names: Sequence[tuple[str, ...]], folder: Path, port: int, until: Until | None = None
 ) -> list[EventDict]:
     """In a warm worker: leave its group, train, and return to one of the same size."""
     reported: list[EventDict] = []
     pools.leave()
     rank_spec = RankSpec(rank, len(names), names[rank], "127.0.0.1", port, launcher=Launcher.LOCAL)
-    train_rank(resolve(job), rank_spec, folder, record_into(reported, until))
+    train_rank(spec, rank_spec, folder, record_into(reported, until))
     pools.join(rank, len(names), str(folder / "back"))
     return reported
 
@@ -80,8 +80,8 @@ def train_in_pool(
     pool: pools.Pool, job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path, until: Until | None = None
 ) -> list[EventDict]:
     """Train with one warm worker for each entry of `names`; give what rank 0 reports."""
-    port = free_port()
-    reported: list[Any] = pool.run(rank_in_pool, [(job, names, folder, port, until) for _ in names], timeout_s=120)
+    spec, port = resolve(job), free_port()
+    reported: list[Any] = pool.run(rank_in_pool, [(spec, names, folder, port, until) for _ in names], timeout_s=120)
     assert not any(reported[1:]), "only rank 0 reports"
     return list(reported[0])
 

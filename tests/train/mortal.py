@@ -39,6 +39,7 @@ from skippipe.train.observe.events import Event, to_json
 from skippipe.train.prepare import continuing, prepare
 from skippipe.train.rank import train_rank
 from skippipe.train.resolve.resolve import resolve
+from skippipe.train.resolve.spec import RunSpec
 
 MOMENTS = ("forward", "backward", "reduction", "norm", "step", "checkpoint")
 HOST = "127.0.0.1"
@@ -114,13 +115,13 @@ def live(
     (folder / "run").mkdir()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(pools.PRELOADED)
-    world = len(names)
+    world, spec = len(names), resolve(job)
     lives = [
-        _Life(job, _spec(rank, world, own, store.port), fates.get(rank), gate, saved_at_once=saved_at_once)
+        _Life(spec, _spec(rank, world, own, store.port), fates.get(rank), gate, saved_at_once=saved_at_once)
         for rank, own in enumerate(names)
     ] + [
         _Life(
-            comer.job or job,
+            spec if comer.job is None else resolve(comer.job),
             _spec(comer.rank, world, comer.names, store.port, newcomer=True),
             comer.fate,
             gate,
@@ -142,7 +143,7 @@ def live(
 
 @dataclass(frozen=True)
 class _Life:
-    job: TrainJob
+    spec: RunSpec
     rank_spec: RankSpec
     fate: Fate | None
     gate: Gate | None
@@ -208,7 +209,7 @@ def _be_rank(rank: int, life: _Life, folder: Path) -> NoReturn:
             def report(event: Event) -> None:
                 file.write(json.dumps({"at": time.monotonic(), "event": json.loads(to_json(event))}) + "\n")
 
-            train_rank(resolve(life.job), life.rank_spec, folder / "run", report)
+            train_rank(life.spec, life.rank_spec, folder / "run", report)
         status = 0
     except BaseException:  # noqa: BLE001 - nothing may get past this fork
         (folder / f"error-{rank}").write_text(traceback.format_exc())

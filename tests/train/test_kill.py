@@ -30,7 +30,10 @@ from skippipe.train.observe.events import (
 )
 
 WITHIN_S = 15.0
-LONG = ["data.validation_blocks=700", "train.validate_every=null", "train.iterations=6", "runtime.calibrate=false"]
+LONG = [
+    "cluster.nodes_per_site=2", "cluster.stage_sizes=[1,1]", "data.validation_blocks=400", "train.validate_every=null",
+    "train.iterations=3", "runtime.calibrate=false",
+]  # fmt: skip
 SHORT = ["data.validation_blocks=100", "train.validate_every=null", "train.iterations=12", "runtime.calibrate=false"]
 LAST = ["runtime.recover=false", "runtime.restarts=0"]
 
@@ -114,20 +117,20 @@ def test_a_request_to_stop_outlives_the_worker_that_has_got_it(tmp_path: Path) -
         assert processes[1].wait(60) == -signal.SIGTERM
 
 
-@pytest.mark.parametrize(("moment", "sign"), [("start", None), ("end", lambda line: line.startswith("iteration    6"))])
+@pytest.mark.parametrize(("moment", "sign"), [("start", None), ("end", lambda line: line.startswith("iteration    3"))])
 def test_killed(moment: str, sign: Callable[[str], bool] | None, tmp_path: Path) -> None:
     running = Running(tmp_path, *LONG, *LAST, fresh=moment == "end")
     try:
-        running.started()
+        running.started(ranks=2)
         if sign is not None:
             running.until(sign)
-        signal_to(running.workers[2], signal.SIGKILL)
+        signal_to(running.workers[1], signal.SIGKILL)
         status, err = running.end(WITHIN_S)
     finally:
         running.close()
     assert status == 1
-    assert err.startswith("skippipe train: node local-2 (rank 2): process ")
-    assert f"process {running.workers[2]} was killed by signal 9 (SIGKILL), likely by the kernel because memory " in err
+    assert err.startswith("skippipe train: node local-1 (rank 1): process ")
+    assert f"process {running.workers[1]} was killed by signal 9 (SIGKILL), likely by the kernel because memory " in err
     assert "--dry-run estimates what each process needs); the others were ended" in err
     assert err.count("skippipe train") == 1
     assert "Traceback" not in err

@@ -229,7 +229,9 @@ def test_moved_stages_resume_exactly(folder: Folder, pool: Pool) -> None:
     job = grow_job(MOVES, train__dtype="float32", train__new_layers="copy", train__validate_every=None)
 
     def train(run: Path, stop_at: int) -> list[EventDict]:
-        by_rank: list[list[EventDict]] = pool.run(one_rank, [(job, None, run, free_port(), stop_at)] * 4, timeout_s=120)
+        by_rank: list[list[EventDict]] = pool.run(
+            one_rank, [(resolve(job), None, run, free_port(), stop_at)] * 4, timeout_s=120
+        )
         return by_rank[0]
 
     whole, cut = folder("whole"), folder("cut")

@@ -33,6 +33,7 @@ from skippipe.train.loop.engine import Engine, IterationResult
 from skippipe.train.prepare.planning import plan_phase
 from skippipe.train.prepare.stages import partition_model
 from skippipe.train.resolve.resolve import resolve
+from skippipe.train.resolve.spec import RunSpec
 
 FOUR = [("local-0",), ("local-1",), ("local-2",), ("local-3",)]
 RATES = [0.005, 0.01, 0.00775, 0.00325, 0.001]
@@ -70,7 +71,7 @@ class Done(NamedTuple):
     """when this rank's last action ended"""
 
 
-def noted(rank: int, job: TrainJob, folder: Path, port: int) -> tuple[list[EventDict], list[Done]]:
+def noted(rank: int, spec: RunSpec, folder: Path, port: int) -> tuple[list[EventDict], list[Done]]:
     """In a warm worker: be a rank of a training, and note the times of its iterations."""
     done: list[Done] = []
     iterate = Engine.iterate
@@ -81,7 +82,7 @@ def noted(rank: int, job: TrainJob, folder: Path, port: int) -> tuple[list[Event
         return found
 
     with patch.object(Engine, "iterate", noting):
-        return rank_in_pool(rank, job, FOUR, folder, port), done
+        return rank_in_pool(rank, spec, FOUR, folder, port), done
 
 
 class Plain:
@@ -171,7 +172,9 @@ def test_a_training_is_a_plain_loop(
     run = folder("run")
     job = job_on(prepared, schedule__skip_ratio=skip_ratio)
     job.model |= model
-    results: list[tuple[list[EventDict], list[Done]]] = pool.run(noted, [(job, run, free_port())] * 4, timeout_s=120)
+    results: list[tuple[list[EventDict], list[Done]]] = pool.run(
+        noted, [(resolve(job), run, free_port())] * 4, timeout_s=120
+    )
     check_against_plain_loop(results[0][0], job, run, prepared, 1e-6 if model else 1e-9)  # routers choose in float32
     # An iteration lasts until the last rank has stepped, and all ranks know it.
     for event, *ranks in zip(of_kind(results[0][0], "iteration"), *(done for _, done in results), strict=True):
@@ -216,7 +219,7 @@ def check_against_plain_loop(events: list[EventDict], job: TrainJob, run: Path, 
 def refused(pool: pools.Pool, jobs: Sequence[TrainJob], folder: Path) -> list[str]:
     """Have ranks train that do not fit together; what each of them says."""
     port = free_port()
-    results = pool.attempt(rank_in_pool, [(job, FOUR, folder, port) for job in jobs], timeout_s=60)
+    results = pool.attempt(rank_in_pool, [(resolve(job), FOUR, folder, port) for job in jobs], timeout_s=60)
     assert all(isinstance(result, pools.Failure) and result.kind == "InputError" for result in results), results
     return [result.message for result in results]
 
@@ -248,12 +251,12 @@ def test_every_rank_is_told_of_another_plan_file(
         assert said.endswith(" on node local-1 (rank 1)")
 
 
-def with_another_plan(rank: int, job: TrainJob, other: str | None, folder: Path, port: int) -> list[EventDict]:
+def with_another_plan(rank: int, spec: RunSpec, other: str | None, folder: Path, port: int) -> list[EventDict]:
     """In a warm worker: be a rank of a training that comes to another plan than the others."""
     if other is None:
-        return rank_in_pool(rank, job, FOUR, folder, port)
+        return rank_in_pool(rank, spec, FOUR, folder, port)
     with patch("skippipe.train.prepare.prepare.make_plans", lambda *_, **__: [Plan.from_json(Path(other).read_text())]):
-        return rank_in_pool(rank, job, FOUR, folder, port)
+        return rank_in_pool(rank, spec, FOUR, folder, port)
 
 
 def test_every_rank_is_told_of_another_plan(prepared: Path, folder: Folder, pool: pools.Pool, tmp_path: Path) -> None:
@@ -261,7 +264,8 @@ def test_every_rank_is_told_of_another_plan(prepared: Path, folder: Folder, pool
     content = json.loads(other.read_text())
     assert content["skip_ratio"] == 0.0
     run, port = folder("run"), free_port()
-    by_rank = [(job_on(prepared), str(other) if rank == 3 else None, run, port) for rank in range(4)]
+    spec = resolve(job_on(prepared))
+    by_rank = [(spec, str(other) if rank == 3 else None, run, port) for rank in range(4)]
     for result in pool.attempt(with_another_plan, by_rank, timeout_s=60):
         assert isinstance(result, pools.Failure)
         assert result.kind == "InputError"

@@ -63,6 +63,23 @@ def unbroken(pool: Pool, prepared: Path, tmp_path_factory: pytest.TempPathFactor
     return iterations(train_in_pool(pool, job(prepared, **FULL), FOUR, tmp_path_factory.mktemp("unbroken")))
 
 
+@pytest.fixture(scope="module")
+def unbroken_of_three(pool: Pool, prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, EventDict]:
+    """The same of three stages, of which two have a single node."""
+    asked = job(prepared, **FULL, cluster=make_cluster(4, [2, 1, 1]))
+    return iterations(train_in_pool(pool, asked, FOUR, tmp_path_factory.mktemp("three")))
+
+
+GROWING = PhasesConfig([PhaseConfig(0.5, stages=0.5), PhaseConfig()])
+
+
+@pytest.fixture(scope="module")
+def unbroken_growing(pool: Pool, prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, EventDict]:
+    """The same where the second of two stages joins after half of the iterations."""
+    asked = job(prepared, **FULL, phases=GROWING, train__new_layers="copy")
+    return iterations(train_in_pool(pool, asked, FOUR, tmp_path_factory.mktemp("growing")))
+
+
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_killed_at_any_moment(moment: str, prepared: Path, folder: Folder, unbroken: dict[int, EventDict]) -> None:
     """No token is lost and none counted twice: losses and norms are those of a run that loses nobody."""
@@ -125,13 +142,13 @@ def test_while_the_others_connect(moment: str, prepared: Path, folder: Folder, u
 
 
 @pytest.mark.parametrize("iteration", [2, 4])
-def test_before_a_phase_that_needs_the_node(iteration: int, pool: Pool, prepared: Path, folder: Folder) -> None:
+def test_before_a_phase_that_needs_the_node(
+    iteration: int, prepared: Path, folder: Folder, unbroken_growing: dict[int, EventDict]
+) -> None:
     """Lost in a phase that has no work for it, or in the first iteration of the one that has: the latter's plan does
     without it too.
     """
-    growing = PhasesConfig([PhaseConfig(0.5, stages=0.5), PhaseConfig()])
-    asked, path = job(prepared, **FULL, phases=growing, train__new_layers="copy"), folder("run")
-    whole = iterations(train_in_pool(pool, asked, FOUR, folder("whole")))
+    asked, path = job(prepared, **FULL, phases=GROWING, train__new_layers="copy"), folder("run")
     victim = resolve(asked).layout.stages[1][0]
     lives = live(asked, FOUR, path, {victim: Fate("norm", iteration)})
     assert sorted(lives.statuses) == [-signal.SIGKILL, 0, 0, 0], explained(lives, path)
@@ -142,7 +159,7 @@ def test_before_a_phase_that_needs_the_node(iteration: int, pool: Pool, prepared
     assert (changed["iteration"], changed["stages"]) == (4, [0, 1])
     done = iterations(lives.events)
     assert [event["loss"] for event in done.values()] == pytest.approx(
-        [event["loss"] for event in whole.values()], rel=1e-9
+        [event["loss"] for event in unbroken_growing.values()], rel=1e-9
     )
 
 
@@ -184,7 +201,7 @@ def test_as_a_run_that_began_with_the_nodes_that_are_left(pool: Pool, prepared: 
     (recovered,) = of_kind(lives.events, "recovered")
     after = recovered["iteration"]
     port = free_port()
-    pool.run(one_rank, [(asked, None, whole, port, after - 1) for _ in FOUR], timeout_s=120)
+    pool.run(one_rank, [(resolve(asked), None, whole, port, after - 1) for _ in FOUR], timeout_s=120)
     plan = mortal / "run" / recovered["plan_files"]["0"]
     again = job(
         prepared, plan=str(plan), checkpoint__resume=str(whole), cluster=make_cluster(4, [2, 2]),
@@ -228,21 +245,20 @@ def lose_a_stage(policy: str, prepared: Path, path: Path, stage: int, **changes:
     return live(asked, FOUR, path, fates, saved_at_once=True), victim
 
 
-@pytest.mark.parametrize("stage", [1, 2])
-def test_a_lost_stage_comes_from_its_checkpoint(stage: int, pool: Pool, prepared: Path, folder: Folder) -> None:
+def test_a_lost_stage_comes_from_its_checkpoint(
+    prepared: Path, folder: Folder, unbroken_of_three: dict[int, EventDict]
+) -> None:
     """With a checkpoint of the iteration before, nothing is lost: moments included, it learns what it would have."""
-    asked = job(prepared, **FULL, cluster=make_cluster(4, [2, 1, 1]))
-    whole = iterations(train_in_pool(pool, asked, FOUR, folder("whole")))
     path = folder("run")
-    lives, victim = lose_a_stage("checkpoint", prepared, path, stage, checkpoint__every=1)
+    lives, victim = lose_a_stage("checkpoint", prepared, path, 2, checkpoint__every=1)
     assert lives.statuses == [-signal.SIGKILL if rank == victim else 0 for rank in range(4)], explained(lives, path)
     (recovered,) = of_kind(lives.events, "recovered")
-    assert (recovered["iteration"], recovered["restored"]) == (FATAL - 1, [stage])
+    assert (recovered["iteration"], recovered["restored"]) == (FATAL - 1, [2])
     assert recovered["restored_by"] == ["checkpoint"]
     assert recovered["restored_from"] == [FATAL - 1], "the latest one is complete by then"
     done = iterations(lives.events)
     assert [event["loss"] for event in done.values()] == pytest.approx(
-        [event["loss"] for event in whole.values()], rel=1e-9
+        [event["loss"] for event in unbroken_of_three.values()], rel=1e-9
     )
 
 
@@ -256,10 +272,10 @@ def test_a_lost_stage_from_an_older_checkpoint(prepared: Path, folder: Folder) -
 
 
 @pytest.mark.parametrize("stage", [1, 2])
-def test_a_lost_stage_comes_from_a_copy(stage: int, pool: Pool, prepared: Path, folder: Folder) -> None:
+def test_a_lost_stage_comes_from_a_copy(
+    stage: int, prepared: Path, folder: Folder, unbroken_of_three: dict[int, EventDict]
+) -> None:
     """With a copy of the iteration before, nothing is lost. Nothing is written to disk for that."""
-    asked = job(prepared, **FULL, cluster=make_cluster(4, [2, 1, 1]))
-    whole = iterations(train_in_pool(pool, asked, FOUR, folder("whole")))
     path = folder("run")
     lives, victim = lose_a_stage(
         "copy", prepared, path, stage, train__redundancy=1, train__redundancy_every=1, checkpoint__enabled=False
@@ -269,8 +285,8 @@ def test_a_lost_stage_comes_from_a_copy(stage: int, pool: Pool, prepared: Path, 
     assert (recovered["iteration"], recovered["restored"]) == (FATAL - 1, [stage])
     assert (recovered["restored_by"], recovered["restored_from"]) == (["copy"], [FATAL - 1])
     done = iterations(lives.events)
-    assert list(done) == list(whole)
-    for number, event in whole.items():
+    assert list(done) == list(unbroken_of_three)
+    for number, event in unbroken_of_three.items():
         assert done[number]["loss"] == pytest.approx(event["loss"], rel=1e-9)
         assert done[number]["norm"] == pytest.approx(event["norm"], rel=1e-9)
 
@@ -362,7 +378,7 @@ def test_a_lost_stage_is_skipped(stage: int, pool: Pool, prepared: Path, folder:
     plan = path / "run" / recovered["plan_files"]["0"]
     assert json.loads(plan.read_text())["absent_stages"] == [stage]
     port = free_port()
-    pool.run(one_rank, [(asked, None, whole, port, FATAL - 2) for _ in FOUR], timeout_s=120)
+    pool.run(one_rank, [(resolve(asked), None, whole, port, FATAL - 2) for _ in FOUR], timeout_s=120)
     again = job(prepared, **settings, plan=str(plan), checkpoint__resume=str(whole))
     reported = train_in_pool(pool, again, [own for own in FOUR if own != FOUR[victim]], without)
     ours, theirs = iterations(lives.events), iterations(reported)

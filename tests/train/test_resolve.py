@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 import pickle
 import subprocess
 import sys
@@ -70,7 +71,15 @@ def test_workers_get_what_was_resolved(cluster: str, given: bool, tmp_path: Path
     assert facts(pickle.loads(pickle.dumps(spec))) == facts(spec)
 
 
-def imports_of(path: Path) -> set[str]:
+def module_name(path: Path) -> str:
+    return ".".join([PACKAGE.name, *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__")
+
+
+MODULES = frozenset(module_name(path) for path in PACKAGE.rglob("*.py"))
+
+
+@functools.cache
+def imports_of(path: Path) -> frozenset[str]:
     """Modules of this package that a file imports, wherever in it."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -78,11 +87,7 @@ def imports_of(path: Path) -> set[str]:
             found |= {node.module, *(f"{node.module}.{item.name}" for item in node.names)}
         elif isinstance(node, ast.Import):
             found |= {item.name for item in node.names}
-    return found & {module_name(other) for other in PACKAGE.rglob("*.py")}
-
-
-def module_name(path: Path) -> str:
-    return ".".join([PACKAGE.name, *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__")
+    return MODULES & found
 
 
 def test_only_the_first_step_sees_settings() -> None:

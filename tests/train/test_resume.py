@@ -33,6 +33,7 @@ from skippipe.train.observe.events import Event, IterationDone, Report
 from skippipe.train.rank import train_rank
 from skippipe.train.resolve.layout import resolve_layout
 from skippipe.train.resolve.resolve import resolve
+from skippipe.train.resolve.spec import RunSpec
 
 NEVER = 10**6
 ITERATIONS = 5
@@ -50,10 +51,9 @@ def stopping_at(iteration: int, reported: list[EventDict]) -> Report:
     return report
 
 
-def one_rank(rank: int, job: TrainJob, processes: int | None, folder: Path, port: int, stop_at: int) -> list[EventDict]:
+def one_rank(rank: int, spec: RunSpec, processes: int | None, folder: Path, port: int, stop_at: int) -> list[EventDict]:
     """In a warm worker: leave its group, train, be asked to stop perhaps, and return to a group of the same size."""
     reported: list[EventDict] = []
-    spec = resolve(job)
     names = assign_nodes(spec.layout.cluster.names, processes)
     pools.leave()
     rank_spec = RankSpec(rank, len(names), names[rank], "127.0.0.1", port, launcher=Launcher.LOCAL)
@@ -71,9 +71,9 @@ def train(pool: pools.Pool) -> Train:
     """Train with warm workers in a folder; returns the events of rank 0."""
 
     def call(job: TrainJob, folder: Path, processes: int | None = None, stop_at: int = NEVER) -> list[EventDict]:
-        world = processes or len(resolve_layout(job).cluster.names)
-        port = free_port()
-        reported: list[Any] = pool.run(one_rank, [(job, processes, folder, port, stop_at)] * world, timeout_s=120)
+        spec, port = resolve(job), free_port()
+        world = processes or len(spec.layout.cluster.names)
+        reported: list[Any] = pool.run(one_rank, [(spec, processes, folder, port, stop_at)] * world, timeout_s=120)
         return list(reported[0])
 
     return call
@@ -154,7 +154,7 @@ def test_nothing_is_unpickled(pool: pools.Pool, folder: Folder) -> None:
     reported: list[EventDict] = []
     for stop_at in (2, NEVER):
         port = free_port()
-        reported = pool.run(one_rank_without_pickle, [(job, None, run, port, stop_at)] * 4, timeout_s=120)[0]
+        reported = pool.run(one_rank_without_pickle, [(resolve(job), None, run, port, stop_at)] * 4, timeout_s=120)[0]
     assert of_kind(reported, "resumed")
     assert of_kind(reported, "checkpoint")
 
@@ -226,8 +226,8 @@ def finished(pool: pools.Pool, tmp_path_factory: pytest.TempPathFactory) -> tupl
     """A run to its end, with a checkpoint of most iterations."""
     run = tmp_path_factory.mktemp("finished") / "run"
     run.mkdir()
-    port = free_port()
-    reported: list[Any] = pool.run(one_rank, [(with_every(job_of()), None, run, port, NEVER)] * 4, timeout_s=120)
+    spec, port = resolve(with_every(job_of())), free_port()
+    reported: list[Any] = pool.run(one_rank, [(spec, None, run, port, NEVER)] * 4, timeout_s=120)
     return run, list(reported[0])
 
 

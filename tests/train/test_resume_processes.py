@@ -15,14 +15,14 @@ from pathlib import Path
 from pool import Pool
 from train.alone import EventDict, of_kind, train_in_pool
 from train.conftest import Folder
-from train.jobs import TINY
+from train.jobs import TINY, prepared_text
 from train.running import Running, signal_to
 
 from skippipe.application import compose
 from skippipe.checkpoint import open_checkpoint
 from skippipe.checkpoint.directory import CHECKPOINTS
 
-ITERATIONS = 50
+ITERATIONS = 32
 JOB = [
     f"train.iterations={ITERATIONS}", "train.validate_every=null", "checkpoint.every=2", "runtime.calibrate=false",
     "runtime.recover=false", "runtime.restarts=0",
@@ -47,8 +47,13 @@ def latest_complete(run: Path) -> int:
     return open_checkpoint(run).state.iteration if any((run / CHECKPOINTS).glob("iteration-*")) else 0
 
 
+def settings() -> list[str]:
+    """Of all runs here, which read one text that is tokenised once."""
+    return [*JOB, f"data.prepared={prepared_text()}"]
+
+
 def begin(folder: Path) -> Running:
-    running = Running(folder, *JOB)
+    running = Running(folder, *settings())
     running.started()
     return running
 
@@ -57,7 +62,7 @@ def kill_a_worker_while_training(run: Path, chance: random.Random) -> None:
     """The message names its node, the others end, and the record says how the run ended."""
     running = begin(run.parent)
     try:
-        for _ in range(chance.randint(1, 6)):
+        for _ in range(chance.randint(1, 4)):
             running.until(lambda line: line.startswith("iteration "))
         rank = chance.choice(list(running.workers))
         signal_to(running.workers[rank], signal.SIGKILL)
@@ -75,7 +80,7 @@ def kill_a_worker_while_training(run: Path, chance: random.Random) -> None:
 
 
 def kill_while_saving(run: Path, chance: random.Random) -> bool:
-    """Kill the supervisor a moment after a checkpoint, one of the next three, has been begun: all its workers end.
+    """Kill the supervisor a moment after a checkpoint, one of the next two, has been begun: all its workers end.
 
     Returns whether the checkpoint was left unfinished.
     """
@@ -85,7 +90,7 @@ def kill_while_saving(run: Path, chance: random.Random) -> bool:
         assert time.monotonic() < deadline
         time.sleep(0.001)
     begun: set[str] = set()
-    until = chance.randint(1, 3)
+    until = chance.randint(1, 2)
     while len(begun) < until:
         assert time.monotonic() < deadline
         begun |= {path.name for path in drafts(run)}
@@ -105,7 +110,7 @@ def drafts(run: Path) -> list[Path]:
 
 def test_killed_again_and_again(pool: Pool, folder: Folder) -> None:
     nodes = [(f"local-{rank}",) for rank in range(4)]
-    unbroken = losses(train_in_pool(pool, compose("train", [*TINY, *JOB]), nodes, folder("unbroken")))
+    unbroken = losses(train_in_pool(pool, compose("train", [*TINY, *settings()]), nodes, folder("unbroken")))
     broken = folder("broken") / "run"
     chance = random.Random(time.time_ns())
     kill_a_worker_while_training(broken, chance)
@@ -150,11 +155,12 @@ def test_asked_to_stop(tmp_path: Path) -> None:
 
 
 def test_two_at_once_in_one_folder_and_a_worker_that_is_asked_to_stop(tmp_path: Path) -> None:
-    running = Running(tmp_path, *JOB, "train.iterations=100000")  # on a busy machine the other takes long to begin
+    # On a busy machine the other takes long to begin.
+    running = Running(tmp_path, *settings(), "train.iterations=100000")
     running.started()
     try:
         running.until(lambda line: line.startswith("iteration    1"))
-        status, err = Running(tmp_path, *JOB).end(60)
+        status, err = Running(tmp_path, *settings()).end(60)
         assert (status, err) == (2, "skippipe train: folder: run cannot be written: another process trains there\n")
         signal_to(running.workers[2], signal.SIGTERM)
         assert running.end(30) == (0, "")
@@ -164,7 +170,7 @@ def test_two_at_once_in_one_folder_and_a_worker_that_is_asked_to_stop(tmp_path: 
 
 
 def test_asked_to_stop_before_anything_was_trained(tmp_path: Path) -> None:
-    running = Running(tmp_path, *JOB, "planner.work_limit=null", "planner.time_limit_s=60")
+    running = Running(tmp_path, *settings(), "planner.work_limit=null", "planner.time_limit_s=60")
     try:
         running.started()
         running.process.send_signal(signal.SIGTERM)
@@ -178,7 +184,7 @@ def test_a_terminal_that_is_closed(tmp_path: Path) -> None:
     """The kernel sends SIGHUP then, and what is written to the terminal fails from there on."""
     terminal, end = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "skippipe", "train", *TINY, "folder=run", *JOB, "train.iterations=100000"],
+        [sys.executable, "-m", "skippipe", "train", *TINY, "folder=run", *settings(), "train.iterations=100000"],
         cwd=tmp_path,
         stdin=end,
         stdout=end,

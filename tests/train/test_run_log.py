@@ -148,7 +148,7 @@ def test_a_run_that_diverges_leaves_json(folder: Folder) -> None:
 def test_all_ranks_end_where_a_validation_is_not_finite(pool: pools.Pool, folder: Folder) -> None:
     job = make_job(train__learning_rate=1e10, train__clip_norm=None, train__iterations=6, train__validate_every=1)
     run, port = folder("run"), free_port()
-    for result in pool.attempt(one_rank, [(job, 4, run, port, NEVER)] * 4):
+    for result in pool.attempt(one_rank, [(resolve(job), 4, run, port, NEVER)] * 4):
         assert isinstance(result, pools.Failure)
         assert result.kind == "DivergedError"
         assert "the validation loss after iteration 1 is nan" in result.message

@@ -19,9 +19,9 @@ from skippipe.errors import InputError
 from skippipe.plan_file import load_plan
 from skippipe.planning import make_plan
 from skippipe.runtime.stage import Stage
-from skippipe.train.config import TrainJob
 from skippipe.train.prepare.search import allocation_question, with_allocation_of
 from skippipe.train.resolve.resolve import resolve
+from skippipe.train.resolve.spec import RunSpec
 from skippipe.workload import Workload
 
 THREE = [("local-0",), ("local-1",), ("local-2",)]
@@ -38,7 +38,7 @@ AUTO: dict[str, Any] = {
 SLOW_RANK, SLOW_S = 2, 0.05
 
 
-def rank_of_three(rank: int, job: TrainJob, folder: Path, port: int) -> list[EventDict]:
+def rank_of_three(rank: int, spec: RunSpec, folder: Path, port: int) -> list[EventDict]:
     """In a warm worker: be a rank of a training; one takes its time for every decoder layer."""
     forward = Stage.forward
 
@@ -47,7 +47,7 @@ def rank_of_three(rank: int, job: TrainJob, folder: Path, port: int) -> list[Eve
         return forward(self, microbatch, hidden)
 
     with patch.object(Stage, "forward", slowly):
-        return rank_in_pool(rank, job, THREE, folder, port)
+        return rank_in_pool(rank, spec, THREE, folder, port)
 
 
 def test_a_slow_node_gets_few_layers_and_a_resumed_run_keeps_them(folder: Folder, pool: pools.Pool) -> None:
@@ -56,7 +56,7 @@ def test_a_slow_node_gets_few_layers_and_a_resumed_run_keeps_them(folder: Folder
     def train(**changes: Any) -> list[EventDict]:
         port = free_port()
         reported: list[EventDict] = pool.run(
-            rank_of_three, [(make_job(**AUTO | changes), run, port)] * 3, timeout_s=120
+            rank_of_three, [(resolve(make_job(**AUTO | changes)), run, port)] * 3, timeout_s=120
         )[0]
         return reported
 

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from train.alone import free_port
-from train.jobs import TINY
+from train.jobs import TINY, prepared_text
 from train.running import is_alive
 from warm import Fresh
 
@@ -134,7 +134,7 @@ def iterations(run: Path) -> list[int]:
 
 def test_rank_0_is_killed_and_the_next_attempt_goes_on(tmp_path: Path) -> None:
     options = ["--nproc-per-node=2", "--max-restarts=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
-    settings = ["train.iterations=40", "runtime.node=local-${oc.env:RANK}"]
+    settings = ["train.iterations=40", "runtime.node=local-${oc.env:RANK}", f"data.prepared={prepared_text()}"]
     with Torchrun(tmp_path, "one", options, *settings, fresh=False) as torchrun:
         kill_and_go_on(torchrun, torchrun, 0, tmp_path / "run")
         assert torchrun.end() == 0, torchrun.err

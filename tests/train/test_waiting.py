@@ -21,14 +21,14 @@ from skippipe.runtime.links import Work
 from skippipe.runtime.links.collectives import RingSums
 from skippipe.runtime.message import MessageSpec
 from skippipe.runtime.stage import Stage
-from skippipe.train.config import TrainJob
 from skippipe.train.connect.rank_spec import RankSpec
 from skippipe.train.connect.rendezvous import Rendezvous
 from skippipe.train.launch.worker import LostWorkerError, Worker, explaining_error, lost_workers
 from skippipe.train.launch.workers import report_failure
 from skippipe.train.loop.engine import message_timeout_s
 from skippipe.train.observe.events import EventReader, EventWriter, WorkerFailed
-from skippipe.train.resolve.spec import SLOWEST_HEALTHY
+from skippipe.train.resolve.resolve import resolve
+from skippipe.train.resolve.spec import SLOWEST_HEALTHY, RunSpec
 
 FOUR = [("local-0",), ("local-1",), ("local-2",), ("local-3",)]
 
@@ -70,7 +70,7 @@ def test_waits_go_by_the_longer_of_prediction_and_latest_iteration(
         assert validations == pytest.approx([5.0 + 3.0 * 8 / 6 * seconds for seconds in expected])
 
 
-def slow_rank(rank: int, job: TrainJob, folder: Path, port: int) -> list[EventDict]:
+def slow_rank(rank: int, spec: RunSpec, folder: Path, port: int) -> list[EventDict]:
     """In a warm worker: be a rank of a training; `local-2` takes its time for every forward."""
     forward = Stage.forward
 
@@ -79,7 +79,7 @@ def slow_rank(rank: int, job: TrainJob, folder: Path, port: int) -> list[EventDi
         return forward(self, microbatch, hidden)
 
     with patch.object(Stage, "forward", slowly):
-        return rank_in_pool(rank, job, FOUR, folder, port)
+        return rank_in_pool(rank, spec, FOUR, folder, port)
 
 
 def test_a_healthy_iteration_may_take_longer_than_a_message_may_stay_out(
@@ -94,17 +94,17 @@ def test_a_healthy_iteration_may_take_longer_than_a_message_may_stay_out(
     )
     job.cluster.node.forward_s = 1.0  # type: ignore[attr-defined]
     run, port = folder("run"), free_port()
-    reported, *_ = pool.run(slow_rank, [(job, run, port)] * 4, timeout_s=60)
+    reported, *_ = pool.run(slow_rank, [(resolve(job), run, port)] * 4, timeout_s=60)
     (iteration,) = of_kind(reported, "iteration")
     assert iteration["iteration_s"] > 0.3 > job.runtime.timeout_s
 
 
-def lost_rank(rank: int, job: TrainJob, folder: Path, port: int) -> list[EventDict]:
+def lost_rank(rank: int, spec: RunSpec, folder: Path, port: int) -> list[EventDict]:
     """In a warm worker: be a rank of a training, of which the last does not say what its losses were."""
     if rank < len(FOUR) - 1:
-        return rank_in_pool(rank, job, FOUR, folder, port)
+        return rank_in_pool(rank, spec, FOUR, folder, port)
     with patch("skippipe.train.loop.engine.tree_sum", side_effect=ValueError("on purpose")):
-        return rank_in_pool(rank, job, FOUR, folder, port)
+        return rank_in_pool(rank, spec, FOUR, folder, port)
 
 
 def test_a_rank_that_is_lost_between_actions(prepared: Path, folder: Folder, pool: pools.Pool) -> None:
@@ -112,7 +112,7 @@ def test_a_rank_that_is_lost_between_actions(prepared: Path, folder: Folder, poo
         data__prepared=str(prepared), runtime__timeout_s=1.0, runtime__heartbeat_s=2.0, checkpoint__enabled=False
     )
     run, port = folder("run"), free_port()
-    *others, lost = pool.attempt(lost_rank, [(job, run, port)] * 4, timeout_s=60)
+    *others, lost = pool.attempt(lost_rank, [(resolve(job), run, port)] * 4, timeout_s=60)
     assert lost.message == "on purpose"
     for failure in others:
         assert (failure.kind, failure.message) == (
