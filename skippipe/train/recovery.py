@@ -119,8 +119,12 @@ def _run(
     def begun() -> None:
         reporting.report(_training(loop, members))
 
-    knocking = tuple if members is None else lambda: members.knocking
-    stopped_by = loop.run(request, begun=begun, knocking=knocking)
+    knocking, before = tuple if members is None else lambda: members.knocking, loop.iteration
+    try:
+        stopped_by = loop.run(request, begun=begun, knocking=knocking)
+    finally:
+        if members is not None and loop.iteration > before:
+            members.has_trained = True
     if stopped_by is not None:
         reporting.report(RankStopped(rank=0 if members is None else members.own))
     return stopped_by
