@@ -2,15 +2,17 @@
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rig.network import Direction, Network
 from train.jobs import TINY, prepared_text
+
+if TYPE_CHECKING:
+    import subprocess
 
 PORT = 29_400
 BEGINS_S, ENDS_S = 240.0, 120.0
