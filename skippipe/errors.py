@@ -120,6 +120,10 @@ class ActionError(SchedulerError, RuntimeError):
     """An action of a running iteration failed or took too long; the message names node, action and peer."""
 
 
+class WithdrawnError(SchedulerError):
+    """This process has failed before it has trained with the others, who go on without it; the cause says why."""
+
+
 def exit_status(error: BaseException) -> int:
     """Exit status of a command that ended with `error`: 2 for unusable input, 130 for Ctrl-C, 1 for the rest."""
     if isinstance(error, InputError):

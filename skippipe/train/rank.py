@@ -16,23 +16,26 @@ import torch
 from skippipe.checkpoint.directory import CheckpointDirectory
 from skippipe.data.prepare import corpus_folder
 from skippipe.devices import open_device
+from skippipe.errors import WithdrawnError
 from skippipe.model.folder import weights_sha256
 from skippipe.model.settings import model_config
 from skippipe.plan_file import plan_sha256
 from skippipe.ranks import assign_ranks, node_title
+from skippipe.runtime.message import MessageSpec
 from skippipe.train.connect.authentication import SETTINGS, authenticate
 from skippipe.train.connect.links import open_links
 from skippipe.train.connect.rank_spec import Launcher, RankSpec
 from skippipe.train.connect.rendezvous import join
 from skippipe.train.connect.shared import with_version_and_model
 from skippipe.train.connect.store import open_store
-from skippipe.train.loop.token_batches import open_batches
+from skippipe.train.loop.token_batches import TokenBatches, open_batches
 from skippipe.train.membership.members import watched
-from skippipe.train.membership.newcomer import JobUnderWay, MissedError, find_job, getting_ready, joining
+from skippipe.train.membership.newcomer import JobUnderWay, find_job, getting_ready, joining
+from skippipe.train.membership.withdrawing import MissedError, withdrawing
 from skippipe.train.observe.events import RankWaiting, Report
 from skippipe.train.observe.run_log import Reporting
 from skippipe.train.prepare.continuing import Belongings
-from skippipe.train.prepare.newcomers import StatedLayout, facts_of, facts_to_json
+from skippipe.train.prepare.newcomers import NodeFacts, StatedLayout, facts_of, facts_to_json
 from skippipe.train.prepare.prepare import LAYOUT, LAYOUT_STATED, TEXTS, is_source, prepare_rank, stated_text
 from skippipe.train.prepare.resume import START, directory_of, find_resume_point
 from skippipe.train.prepare.search import with_searched_allocation
@@ -61,6 +64,7 @@ def train_rank(
 
     Raises:
         InputError: settings, files or names that cannot be used, or that differ between ranks.
+        WithdrawnError: this process fails before it has trained with the others that it joins; from the error.
         SchedulerError: a rank did not join, a message did not arrive, training diverged.
 
     """
@@ -79,10 +83,10 @@ def train_rank(
                     break
                 try:
                     return newcomer.train(job)
-                except MissedError:
+                except MissedError as error:
                     tries += 1
                     if tries == MOST_TRIES:
-                        raise
+                        raise WithdrawnError(str(error)) from error
     with (
         join(rank_spec, spec.communication, spec.layout.cluster.names) as joined,
         contextlib.ExitStack() as stack,
@@ -126,32 +130,38 @@ class Newcomer:
     def train(self, job: JobUnderWay) -> signal.Signals | None:
         """Join a run and train; raises as `train_rank` does."""
         spec, rank_spec = self.spec, self.rank_spec
-        title = node_title(rank_spec.names, rank_spec.rank)
-        job.check_equal(SETTINGS, shared_settings(spec, self.config), title)
-        layout = StatedLayout.from_json(json.loads(job.stated(LAYOUT, 0))[LAYOUT_STATED])
-        layout.check_names(spec.layout.cluster.names)
-        message_spec = message_spec_of(
-            self.config, spec.data.microbatch_size, spec.data.sequence, spec.precision, self.device
-        )
-        facts = facts_of(spec, layout, rank_spec.names, message_spec)
-        directory = joined_directory(job, spec.checkpoints)
+        self.report(RankWaiting(rank=rank_spec.rank, names=list(rank_spec.names)))
         with contextlib.ExitStack() as stack:
-            batches = None
-            if any(0 in node.stages for node in facts.values()):
-                folder = self.text or stack.enter_context(corpus_folder(spec.data.text))
-                batches = open_batches(spec, self.config.vocab_size, self.config.max_position_embeddings, folder)
-                job.check_equal(TEXTS, stated_text(batches), title)
-            reporting = stack.enter_context(contextlib.closing(Reporting(directory.folder.parent, self.report)))
-
-            def waiting() -> None:
-                self.report(RankWaiting(rank=rank_spec.rank, names=list(rank_spec.names)))
-
-            members = stack.enter_context(joining(job, rank_spec, spec.communication, facts_to_json(facts), waiting))
+            with withdrawing():
+                message_spec = message_spec_of(
+                    self.config, spec.data.microbatch_size, spec.data.sequence, spec.precision, self.device
+                )
+                facts, batches = self._prepare(job, message_spec, stack)
+                directory = joined_directory(job, spec.checkpoints)
+                reporting = stack.enter_context(contextlib.closing(Reporting(directory.folder.parent, self.report)))
+            members = stack.enter_context(joining(job, rank_spec, spec.communication, facts_to_json(facts)))
             with getting_ready(members):
                 belongings = Belongings(spec, message_spec, {}, None, batches, {})
                 loop = join_run(belongings, members, directory=directory, reporting=reporting, stack=stack)
             with members.taking_part():
                 return train_to_the_end(loop, members, reporting, directory, recover=True)
+
+    def _prepare(
+        self, job: JobUnderWay, message_spec: MessageSpec, stack: contextlib.ExitStack
+    ) -> tuple[dict[str, NodeFacts], TokenBatches | None]:
+        """Compare settings with those of a run; gives what the others have to know of its nodes, and the text."""
+        spec, rank_spec = self.spec, self.rank_spec
+        title = node_title(rank_spec.names, rank_spec.rank)
+        job.check_equal(SETTINGS, shared_settings(spec, self.config), title)
+        layout = StatedLayout.from_json(json.loads(job.stated(LAYOUT, 0))[LAYOUT_STATED])
+        layout.check_names(spec.layout.cluster.names)
+        facts = facts_of(spec, layout, rank_spec.names, message_spec)
+        if not any(0 in node.stages for node in facts.values()):
+            return facts, None
+        folder = self.text or stack.enter_context(corpus_folder(spec.data.text))
+        batches = open_batches(spec, self.config.vocab_size, self.config.max_position_embeddings, folder)
+        job.check_equal(TEXTS, stated_text(batches), title)
+        return facts, batches
 
 
 def joined_directory(job: JobUnderWay, spec: CheckpointSpec) -> CheckpointDirectory:

@@ -126,9 +126,13 @@ def _run(
             reporting.report(WorkerFailed(status=1, message=reason, cause="TimeoutError"))
         end_process(reason)
 
-    knocking = tuple if members is None else lambda: members.knocking
-    with ending_if_hung(lambda: loop.position, end_hung):
-        stopped_by = loop.run(request, begun=begun, knocking=knocking)
+    knocking, before = tuple if members is None else lambda: members.knocking, loop.iteration
+    try:
+        with ending_if_hung(lambda: loop.position, end_hung):
+            stopped_by = loop.run(request, begun=begun, knocking=knocking)
+    finally:
+        if members is not None and loop.iteration > before:
+            members.has_trained = True
     if stopped_by is not None:
         reporting.report(RankStopped(rank=0 if members is None else members.own))
     return stopped_by

@@ -146,6 +146,10 @@ class Network:
             ["ip", "netns", "exec", self.namespace(host), *command], text=True, stdin=subprocess.DEVNULL, **options
         )
 
+    def kill(self, host: str) -> None:
+        """Kill all processes on a host, as if it had died; its links stay."""
+        _kill(self.namespace(host))
+
     def direction(self, sender: str, receiver: str) -> Direction:
         """What holds now."""
         return self._links[sender, receiver]
@@ -249,10 +253,15 @@ def _remove(*, dead_owners_only: bool) -> None:
         owner = int(path.name.split("-")[1])
         if Path(f"/proc/{owner}").exists() if dead_owners_only else owner != os.getpid():
             continue
-        for process in _run("ip", "netns", "pids", path.name).split():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(process), signal.SIGKILL)
+        _kill(path.name)
         _ip("netns", "del", path.name)
+
+
+def _kill(namespace: str) -> None:
+    """Kill the processes in a namespace."""
+    for process in _run("ip", "netns", "pids", namespace).split():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(process), signal.SIGKILL)
 
 
 def _ip(*arguments: str) -> None:

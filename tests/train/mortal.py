@@ -33,7 +33,7 @@ from skippipe.train.connect.store import StoreClient
 from skippipe.train.loop.checkpoint_scheduler import CheckpointScheduler
 from skippipe.train.loop.loop import TrainingLoop
 from skippipe.train.loop.run_state import RunState
-from skippipe.train.membership import members
+from skippipe.train.membership import members, newcomer
 from skippipe.train.membership.heartbeat import Monitor
 from skippipe.train.observe.events import Event, to_json
 from skippipe.train.prepare import continuing, prepare
@@ -45,6 +45,7 @@ MOMENTS = ("forward", "backward", "reduction", "norm", "step", "checkpoint")
 HOST = "127.0.0.1"
 PATIENCE_S = 240.0
 SLOW_S = 0.3
+FAULT = "a fault of its own"
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,26 @@ class Fate:
     """one of `MOMENTS`: before such an action, but after an optimizer step; or while it writes a checkpoint;
     `connecting`: while it connects to those that are left when another one is lost, or that it joins; `beside`: while
     it connects to them once more, for what goes on beside training; `preparing`: while it makes the loop of such a
-    generation, which follows the iteration; `slow`: it lives on, but each of its tasks takes `SLOW_S` longer"""
+    generation, which follows the iteration; `slow`: it lives on, but each of its tasks takes `SLOW_S` longer;
+    `waiting`: once it has asked to join"""
     iteration: int
     """in which, or after which the checkpoint is"""
     number: signal.Signals | None = signal.SIGKILL
     """None: its main thread hangs"""
     after_s: float = 0.0
     """seconds later, while the others wait for it"""
+    fails: bool = False
+    """it raises an error instead"""
+
+    def meet(self) -> None:
+        """Let it happen."""
+        time.sleep(self.after_s)
+        if self.fails:
+            raise AssertionError(FAULT)
+        if self.number is None:
+            time.sleep(PATIENCE_S)
+        else:
+            os.kill(os.getpid(), self.number)
 
 
 @dataclass(frozen=True)
@@ -234,18 +248,11 @@ def _set_fate(patch: pytest.MonkeyPatch, fate: Fate | None) -> None:
         finally:
             now = 0
 
-    def end() -> None:
-        if fate.number is None:
-            time.sleep(PATIENCE_S)
-        else:
-            os.kill(os.getpid(), fate.number)
-
     def meet(run: Callable[[], None]) -> None:
         if fate.moment == "step":
             run()
         if now == fate.iteration:
-            time.sleep(fate.after_s)
-            end()
+            fate.meet()
         if fate.moment != "step":
             run()
 
@@ -264,7 +271,7 @@ def _set_fate(patch: pytest.MonkeyPatch, fate: Fate | None) -> None:
 
     def write_that_may_be_the_last(saver: CheckpointSaver, staging: Path, copied: Any) -> None:
         if str(fate.iteration) in staging.name:
-            end()
+            fate.meet()
         write(saver, staging, copied)
 
     def only_at_the_start(connect: Callable[..., Any]) -> Callable[..., Any]:
@@ -274,13 +281,13 @@ def _set_fate(patch: pytest.MonkeyPatch, fate: Fate | None) -> None:
             nonlocal calls
             calls += 1
             if calls > 1:
-                end()
+                fate.meet()
             return connect(*arguments)
 
         return connecting_once
 
-    def connecting(*_: object) -> NoReturn:
-        end()
+    def meeting_at_once(*_: object) -> NoReturn:
+        fate.meet()
         raise AssertionError
 
     patch.setattr(TrainingLoop, "_iterate", iterating)
@@ -295,15 +302,17 @@ def _set_fate(patch: pytest.MonkeyPatch, fate: Fate | None) -> None:
 
         def meeting(*arguments: Any) -> float:
             if after == fate.iteration:
-                end()
+                fate.meet()
             return offset(*arguments)
 
         patch.setattr(recovery, "continue_loop", continuing_loop)
         patch.setattr(continuing, "clock_offset_s", meeting)
     elif fate.moment == "connecting":
-        patch.setattr(members, "connect_group", connecting)
+        patch.setattr(members, "connect_group", meeting_at_once)
     elif fate.moment == "beside":
         patch.setattr(prepare, "background_group", only_at_the_start(background_group))
+    elif fate.moment == "waiting":
+        patch.setattr(newcomer, "_await_admission", meeting_at_once)
     elif fate.moment == "slow":
         patch.setattr(Executor, "_step_of", step_that_is_slow)
     elif fate.moment == "checkpoint":

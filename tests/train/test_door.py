@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import distributed as dist
 
-from skippipe.errors import InputError
+from skippipe.errors import InputError, WithdrawnError
 from skippipe.train.connect.activity import (
     Activity,
     announce_admission,
@@ -25,7 +25,7 @@ from skippipe.train.connect.store import RendezvousError, StoreClient
 from skippipe.train.membership.door import Callers, Door, Knock, knock_key
 from skippipe.train.membership.heartbeat import Monitor
 from skippipe.train.membership.members import ADMITS
-from skippipe.train.membership.newcomer import JobUnderWay, NotAdmittedError, find_job, joining
+from skippipe.train.membership.newcomer import JobUnderWay, find_job, joining
 from skippipe.train.resolve.spec import CommunicationSpec
 
 SPEC = CommunicationSpec(heartbeat_s=0.5, start_timeout_s=60.0)
@@ -125,14 +125,12 @@ def test_one_with_the_name_of_a_living_node_is_refused(store: Any, client: Store
     monitor.watch(0, {0}, lambda: None)
     job = find_job(client, newcomer(store, "a"), SPEC, None)
     assert job is not None
-    waited: list[bool] = []
     with (
         contextlib.closing(monitor),
-        pytest.raises(NotAdmittedError, match=r"node a \(rank 1\) cannot join: a node that lives has the name a"),
-        joining(job, newcomer(store, "a"), SPEC, "{}", lambda: waited.append(True)),
+        pytest.raises(WithdrawnError, match=r"node a \(rank 1\) cannot join: a node that lives has the name a"),
+        joining(job, newcomer(store, "a"), SPEC, "{}"),
     ):
         raise AssertionError("it was admitted")
-    assert waited
     assert monitor.loss is None
     assert not monitor.knocking
 

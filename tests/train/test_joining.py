@@ -11,7 +11,7 @@ from pool import Pool
 from train.alone import EventDict, of_kind, train_in_pool
 from train.conftest import Folder
 from train.jobs import TINY_MODEL, make_cluster
-from train.mortal import Comer, Fate, Gate, Lives, live
+from train.mortal import FAULT, Comer, Fate, Gate, Lives, live
 from train.test_recovery import FOUR, FULL, explained, iterations, job
 
 from skippipe.checkpoint import open_checkpoint
@@ -133,6 +133,29 @@ def test_a_newcomer_that_dies_while_it_is_admitted(
     assert (first["lost"], second["lost"], second["iteration"]) == ([1], [], JOINED)
     assert "node local-1 (rank 4) has died" in second["reason"]
     (joined,) = of_kind(lives.events, "joined")
+    assert (joined["joined"], joined["processes"]) == ([5], 4)
+    check_learnt_the_same(lives, unbroken)
+
+
+@pytest.mark.parametrize("moment", ["waiting", "connecting", "preparing", "forward"])
+def test_a_newcomer_that_fails_by_an_error_of_its_own(
+    moment: str, prepared: Path, folder: Folder, unbroken: dict[int, EventDict]
+) -> None:
+    """Until it has trained with the others they go on without it, know why, and admit the next one."""
+    path = folder("run")
+    asked = job(prepared, **FULL, **PATIENT, runtime__heartbeat_s=3.0)
+    iteration = JOINED + 1 if moment == "forward" else JOINED
+    fate = Fate(moment, iteration, fails=True)
+    comers = [Comer(1, FOUR[1], after='"recovered"', fate=fate), Comer(1, FOUR[1], after=FAULT)]
+    gate = Gate(JOINED, JOINED if moment == "waiting" else JOINED + 1)
+    lives = live(asked, FOUR, path, {1: Fate("backward", 2)}, comers, gate)
+    assert lives.statuses == [0, -signal.SIGKILL, 0, 0, 1, 0], explained(lives, path)
+    if moment != "waiting":  # else the others may not have noticed
+        _, second = of_kind(lives.events, "recovered")
+        assert (second["lost"], second["iteration"]) == ([4] if moment == "forward" else [], JOINED)
+        assert second["reason"].startswith("node local-1 (rank 4) has failed: ")
+        assert f"AssertionError: {FAULT}" in second["reason"]
+    (joined,) = of_kind(lives.events, "joined")[-1:]
     assert (joined["joined"], joined["processes"]) == ([5], 4)
     check_learnt_the_same(lives, unbroken)
 

@@ -119,6 +119,69 @@ def test_a_machine_is_lost_and_comes_back(tmp_path: Path) -> None:
     assert (failure["outcome"], failure["lost"][0]["names"]) == ("recovered", ["local-0"])
 
 
+FAULT = """
+import sys
+from importlib.machinery import PathFinder
+
+class Finder(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name != "skippipe.train.prepare.newcomers":
+            return None
+        spec = super().find_spec(name, path, target)
+        load = spec.loader.exec_module
+
+        def load_with_fault(module):
+            load(module)
+            facts_of = module.facts_of
+
+            def facts_of_some(spec, layout, names, message_spec):
+                assert "local-1" not in names, "a fault of its own"
+                return facts_of(spec, layout, names, message_spec)
+
+            module.facts_of = facts_of_some
+
+        spec.loader.exec_module = load_with_fault
+        return spec
+
+sys.meta_path.insert(0, Finder)
+"""
+"""A `sitecustomize` with which node local-1 cannot join."""
+
+
+def test_one_of_two_that_join_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an assertion of its own: the other one of its machine joins, the run goes on, and the record has the error."""
+    (tmp_path / "stages.json").write_text(json.dumps({"stages": [[0], [2]], "absent_nodes": [1, 3]}))
+    (tmp_path / "fault").mkdir()
+    (tmp_path / "fault" / "sitecustomize.py").write_text(FAULT)
+    settings = [
+        "schedule.stages=2", "schedule.skip_ratio=0", "schedule.max_swaps=0", *AT_LEISURE, "train.iterations=100000",
+        "runtime.restarts=0", "checkpoint.enabled=false", "allocate.stages=stages.json",
+    ]  # fmt: skip
+    with machines(tmp_path, ["local-0,local-2"], *settings) as running:
+        (first,) = running
+        first.until(lambda line: line.startswith("iteration    1"))
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fault"))
+        arguments = [each for each in first.arguments if not each.startswith("runtime.node=")]
+        second = Running(tmp_path, *arguments, "runtime.node=local-1,local-3", command="node", fresh=True)
+        running.append(second)
+        second.until(lambda line: line == "AssertionError: a fault of its own\n")
+        assert any(
+            line.startswith("node local-1 has failed, the others go on without it: Traceback") for line in second.lines
+        )
+        first.until(lambda line: line.startswith("joined after iteration "))
+        assert "node local-3 serves " in first.lines[-1]
+        second.until(lambda line: line.startswith("node local-3 joined: training goes on"))
+        first.until(lambda line: line.startswith("iteration"))
+        signal_to(second.process.pid, signal.SIGTERM)
+        assert [machine.end(SECONDS) for machine in running] == [(0, "")] * 2
+    (failure,) = lines(tmp_path / "run" / "failures.jsonl")
+    assert failure["outcome"] == "recovered"
+    assert [(lost["names"], lost["message"].splitlines()[-1]) for lost in failure["lost"]] == [
+        (["local-1"], "AssertionError: a fault of its own")
+    ]
+
+
 def test_a_stage_is_lost(tmp_path: Path) -> None:
     """The process of its only node is killed: all machines start again, from the latest checkpoint. Then one of them
     is asked to stop, which the other one reports.

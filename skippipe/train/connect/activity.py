@@ -85,6 +85,17 @@ def announce_death(client: StoreClient, rank: int, process_token: str) -> None:
             announce_member_lost(client, attempt, member)
 
 
+def failure_key(attempt: str, member: int) -> str:
+    """Key under which a member without which the others go on says what it has failed by."""
+    return f"{attempt}/failed/{member}"
+
+
+def announce_failure(client: StoreClient, attempt: str, member: int, reason: str) -> None:
+    """List a member among those that have died, and say by which error of its own."""
+    client.set(failure_key(attempt, member), reason)
+    announce_member_lost(client, attempt, member)
+
+
 def announce_member_lost(client: StoreClient, attempt: str, member: int) -> None:
     """List a member of an attempt among those that have died."""
     client.append(died_key(attempt), f"{member} ")

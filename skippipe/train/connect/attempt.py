@@ -10,6 +10,7 @@ import json
 import secrets
 import socket
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -118,7 +119,7 @@ class Attempt:
 
     def announce_end(self, error: BaseException, report_s: float) -> None:
         """Tell the other ranks that this one has ended, and why; wait up to `report_s` seconds for them to read it."""
-        message = f"{node_title(self.own.names, self.rank)} has ended: {_reason(error)}"
+        message = f"{node_title(self.own.names, self.rank)} has ended: {reason_of(error)}"
         stopped = not isinstance(error, Exception)
         announce_end(self.client, self.own, message, self.ranks, stopped=stopped, report_s=report_s)
 
@@ -167,7 +168,7 @@ def _find_ranks(
                 raise _absent_error(client, rank_spec, nodes, timeout_s, own)
             time.sleep(MOST_PAUSE_S)
     except (KeyboardInterrupt, SystemExit) as error:
-        message = f"{node_title(rank_spec.names, rank_spec.rank)} has ended: {_reason(error)}"
+        message = f"{node_title(rank_spec.names, rank_spec.rank)} has ended: {reason_of(error)}"
         announce_end(client, own, message, presences(client, rank_spec.world), stopped=True, report_s=REPORT_S)
         raise
 
@@ -268,11 +269,13 @@ def check_no_rank_left(client: StoreClient, own: Presence, attempt: str | None =
         raise (PeerStoppedError if left["stopped"] else RendezvousError)(left["message"]) from ConnectionError()
 
 
-def _reason(error: BaseException) -> str:
-    """Why a rank ends, in a line."""
+def reason_of(error: BaseException) -> str:
+    """Why a rank ends, in a line; of a defect of ours the last line of the traceback."""
     if isinstance(error, KeyboardInterrupt | SystemExit):
         return "it was asked to stop"
-    return (str(error) or type(error).__name__).splitlines()[0]
+    if isinstance(error, SchedulerError | OSError):
+        return (str(error) or type(error).__name__).splitlines()[0]
+    return traceback.format_exception_only(error)[-1].strip()
 
 
 def _address(rank_spec: RankSpec) -> str:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch.distributed as dist
 
-from skippipe.errors import ActionError, InputError, unexpected
+from skippipe.errors import ActionError, InputError, WithdrawnError, unexpected
 from skippipe.ranks import node_title
 from skippipe.runtime.links import Interruptible
 from skippipe.runtime.links.addresses import INTERFACE, interfaces
@@ -189,7 +189,7 @@ def taking_part(attempt: Attempt, launcher: Launcher, member: int) -> Iterator[N
     try:
         yield
         in_order = True
-    except LeftBehindError:
+    except (LeftBehindError, WithdrawnError):
         raise
     except BaseException as error:
         # Peers notice a lost connection themselves; and the supervisor of a local run ends all workers.

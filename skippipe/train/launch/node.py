@@ -7,6 +7,7 @@ that the rendezvous names serves it, in a process of its own.
 
 import contextlib
 import errno
+import os
 import signal
 import socket
 import subprocess
@@ -142,6 +143,8 @@ class Service:
                 stdout=subprocess.DEVNULL,
                 pass_fds=[listener.fileno()],
                 start_new_session=True,  # Ctrl-C is for the supervisor
+                # Torch would warn that the addresses of a private network have no names.
+                env={"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ},
             )
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -205,6 +205,8 @@ class Watch:
                     worker.status = event.status
                     if worker.status and worker.failed_at is None:
                         worker.failed_at = time.monotonic()
+                        if worker.member is None:
+                            self._let_go(worker)
                     self._report(replace(event, names=list(worker.names)))
 
     def _take_from_worker(self, worker: Worker, events: Sequence[Event]) -> None:
@@ -212,6 +214,8 @@ class Watch:
             match event:
                 case WorkerFailed():
                     worker.failure, worker.failed_at = event, time.monotonic()
+                    if event.withdrawn:
+                        self._let_go(worker)
                 case WorkerInterrupted():
                     worker.interrupted = event
                 case RankWaiting():
@@ -263,12 +267,24 @@ class Watch:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.process, signal.SIGKILL)
 
+    def _let_go(self, worker: Worker) -> None:
+        """Take note that a worker has failed before it has trained with the others, who do not wait for it."""
+        others = [each for each in self._workers.values() if each.failed_at is None and not each.left_behind]
+        if others:  # else this machine has nothing left to do, and its error is raised
+            worker.left_behind = True
+            record_failure(self._folder, "recovered", [worker.report()], [each.report() for each in others])
+            if worker.failure is not None:
+                self._report(replace(worker.failure, names=list(worker.names)))
+
     def _record_recovery(self, event: RunRecovered) -> None:
         """Put on record what is known here of lost workers, which may have run on other machines, and of the others."""
         others = [worker for worker in self._workers.values() if worker.is_alive]
         if event.lost:  # else only connections were
             names = event.lost_names if len(event.lost_names) == len(event.lost) else [""] * len(event.lost)
-            elsewhere = {rank: ProcessReport(rank, (name,)) for rank, name in zip(event.lost, names, strict=True)}
+            elsewhere = {
+                rank: ProcessReport(rank, (name,), message=event.reason)
+                for rank, name in zip(event.lost, names, strict=True)
+            }
             lost = [self._left.get(rank, elsewhere[rank]) for rank in event.lost]
             record_failure(self._folder, "recovered", lost, [worker.report() for worker in others])
         for worker in others:
@@ -286,6 +302,8 @@ class Watch:
             reports = {worker.rank: worker.report(stacks.get(worker.rank)) for worker in workers}
             others = [w for w in workers if w not in lost and not w.left_behind]
             record_failure(self._folder, "ended", [reports[w.rank] for w in lost], [reports[w.rank] for w in others])
+        elif withdrawn := [w for w in workers if w.has_failed and w.failure is not None and w.failure.withdrawn]:
+            record_failure(self._folder, "recovered", [worker.report() for worker in withdrawn], [])
         return error
 
 

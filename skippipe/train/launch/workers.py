@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from skippipe.errors import InputError, SchedulerError, exit_status
+from skippipe.errors import InputError, SchedulerError, WithdrawnError, exit_status
 from skippipe.files import open_new
 from skippipe.train.connect.rank_spec import RankSpec
 from skippipe.train.launch.failures import STACK_SIGNAL
@@ -82,8 +82,7 @@ def main() -> int:
     except EOFError:
         return 1  # the supervisor is gone
     except Exception as error:  # noqa: BLE001 - whatever it is, the supervisor has to know
-        report_failure(error, report)
-        return exit_status(error)
+        return report_failure(error, report)
     gc.collect()
     gc.freeze()  # else the first full collection of each worker copies all that was imported, and takes seconds
     return Children(work, assignment, report).wait()
@@ -188,8 +187,7 @@ def _work(work: Work, assignment: Assignment, rank_spec: RankSpec, life: int) ->
         run = pkgutil.resolve_name(work.run)  # imported before the fork
         run(spec=work.spec, rank_spec=rank_spec, report=report, **assignment.arguments)
     except Exception as error:  # noqa: BLE001 - whatever it is, the supervisor has to know
-        report_failure(error, report)
-        return exit_status(error)
+        return report_failure(error, report)
     return 0
 
 
@@ -199,14 +197,19 @@ def _end_with_parent(life: int) -> None:
     os._exit(1)
 
 
-def report_failure(error: Exception, report: EventWriter) -> None:
-    """Report what went wrong; a defect of ours with its traceback."""
+def report_failure(error: Exception, report: EventWriter) -> int:
+    """Report what went wrong; a defect of ours with its traceback. Gives the exit status that fits."""
+    withdrawn = isinstance(error, WithdrawnError)
+    if withdrawn and isinstance(error.__cause__, Exception):
+        error = error.__cause__
     cause = error.__cause__ or error
     message = str(error) or type(error).__name__
     if not isinstance(error, SchedulerError | OSError):
         message = "".join(traceback.format_exception(error)).strip()
     fields = error.fields() if isinstance(error, InputError) else None
-    report(WorkerFailed(status=exit_status(error), message=message, cause=type(cause).__name__, input=fields))
+    cause_name, status = type(cause).__name__, exit_status(error)
+    report(WorkerFailed(status=status, message=message, cause=cause_name, input=fields, withdrawn=withdrawn))
+    return status
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from skippipe.ranks import node_title
-from skippipe.train.connect.activity import beat_key, excluded_key, ranks_that_died
+from skippipe.train.connect.activity import beat_key, excluded_key, failure_key, ranks_that_died
 from skippipe.train.connect.store import RendezvousError, StoreClient
 from skippipe.train.membership.door import Door
 
@@ -193,7 +193,8 @@ class Monitor:
     def _look(self, elapsed_s: float) -> None:
         others = sorted(self._members - {self._own})
         if self._door is not None and self._own == min(self._members, default=None):
-            self._door.look([name for m in self._members for name in self._names(m)], elapsed_s)
+            living = self._members - self.lost_among(self._members)
+            self._door.look([name for member in living for name in self._names(member)], elapsed_s)
         if not others:
             return
         beats = self._client.get_all([beat_key(self.attempt, member) for member in others])
@@ -201,7 +202,7 @@ class Monitor:
         dead = ranks_that_died(self._client, self.attempt) & self._members
         excluded = {member: reason for member, reason in self.excluded(self._client).items() if member in self._members}
         if dead or silent or excluded:
-            died = [f"{node_title(self._names(member), member)} has died" for member in sorted(dead)]
+            died = [f"{node_title(self._names(member), member)} {self._end_of(member)}" for member in sorted(dead)]
             quiet = [
                 f"{node_title(self._names(member), member)} has shown no sign of life for {self._limit_s:g} s"
                 for member in sorted(silent - dead - excluded.keys())
@@ -209,6 +210,10 @@ class Monitor:
             self._notice(frozenset(silent | dead | excluded.keys()), "; ".join([*died, *excluded.values(), *quiet]))
         elif self._client.get(call_key(self.attempt, self._generation + 1)) is not None:
             self._notice(frozenset(), "another rank has lost its connections")
+
+    def _end_of(self, member: int) -> str:
+        reason = self._client.get(failure_key(self.attempt, member))
+        return "has died" if reason is None else f"has failed: {reason}"
 
     def _notice(self, lost: frozenset[int], reason: str) -> None:
         """Take note of a loss; the first one of a generation interrupts the main thread."""

@@ -12,7 +12,6 @@ from skippipe.checkpoint.saving import SavingError
 from skippipe.errors import SchedulerError
 from skippipe.ranks import node_title
 from skippipe.runtime.links.gloo import open_connections, shut_down
-from skippipe.train.connect.activity import announce_member_lost
 from skippipe.train.connect.attempt import Attempt, Presence, check_no_rank_left
 from skippipe.train.connect.rank_spec import RankSpec
 from skippipe.train.connect.rendezvous import Rendezvous, connect_group, connecting_s, leave, taking_part
@@ -20,6 +19,7 @@ from skippipe.train.connect.store import RendezvousError, open_store, reached
 from skippipe.train.membership.agreement import agree
 from skippipe.train.membership.door import Knock, knock_key
 from skippipe.train.membership.heartbeat import Loss, Monitor
+from skippipe.train.membership.withdrawing import telling, withdrawing
 from skippipe.train.resolve.spec import CommunicationSpec
 
 if TYPE_CHECKING:
@@ -88,6 +88,8 @@ class Members:
         self._generation = 0
         self._members: tuple[int, ...] = tuple(range(len(attempt.ranks)))
         self._interruptible: list[Interruptible] = []
+        self.has_trained = False
+        """whether this process has done an iteration with the others"""
         self.rendezvous: Rendezvous
         """of the current generation"""
 
@@ -132,24 +134,16 @@ class Members:
         """Let others ask to join from here on; rank 0 calls this."""
         self._attempt.publish(ADMITS, "")
 
-    @contextlib.contextmanager
-    def withdrawing(self) -> Iterator[None]:
-        """Within: a process that joins gets ready. If it fails, the others go on without it at once."""
-        try:
-            yield
-        except BaseException:
-            with contextlib.suppress(RuntimeError, OSError):  # the store is gone
-                announce_member_lost(self._attempt.client, self._attempt.name, self._own)
-            if dist.is_initialized():
-                dist.destroy_process_group()
-            raise
+    def withdrawing(self) -> contextlib.AbstractContextManager[None]:
+        """Within: a process that joins. If it fails before it has trained, the others go on without it at once."""
+        return withdrawing(telling(self._attempt, self._own), until=lambda: self.has_trained)
 
     @contextlib.contextmanager
     def taking_part(self) -> Iterator[None]:
         """Within: a process that has joined trains; see `skippipe.train.connect.rendezvous.taking_part`."""
         others = [presence for member, presence in self._presences.items() if member != self._own]
         attempt = dataclasses.replace(self._attempt, rank=len(others), ranks=(*others, self._presences[self._own]))
-        with taking_part(attempt, self._rank_spec.launcher, self._own):
+        with taking_part(attempt, self._rank_spec.launcher, self._own), self.withdrawing():
             yield
 
     def explain(self, error: SchedulerError, *, recover: bool) -> Loss | None:

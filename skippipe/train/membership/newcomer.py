@@ -7,7 +7,7 @@ one that does not fit ends without disturbing anybody. Its place among the membe
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from skippipe.errors import ActionError
@@ -22,6 +22,7 @@ from skippipe.train.connect.store import MOST_PAUSE_S, RendezvousError, StoreCli
 from skippipe.train.membership.agreement import decision_key
 from skippipe.train.membership.door import Knock, knock_key, refusal_key
 from skippipe.train.membership.members import ADMITS, MARGIN_S, Members, monitoring
+from skippipe.train.membership.withdrawing import MissedError, telling, withdrawing
 from skippipe.train.resolve.spec import CommunicationSpec
 
 LOOKS_PER_CHECK = 10
@@ -30,10 +31,6 @@ LOOKS_PER_CHECK = 10
 
 class NotAdmittedError(RendezvousError):
     """The members do not want this process."""
-
-
-class MissedError(RendezvousError):
-    """The members were lost, or have ended, before this process was one of them: it may try again."""
 
 
 @dataclass(frozen=True)
@@ -108,9 +105,7 @@ def find_job(client: StoreClient, rank_spec: RankSpec, spec: CommunicationSpec, 
 
 
 @contextlib.contextmanager
-def joining(
-    job: JobUnderWay, rank_spec: RankSpec, spec: CommunicationSpec, facts: str, waiting: Callable[[], None]
-) -> Iterator[Members]:
+def joining(job: JobUnderWay, rank_spec: RankSpec, spec: CommunicationSpec, facts: str) -> Iterator[Members]:
     """Ask the members of a job to admit this process, and wait until they do; within, it is one of them.
 
     Args:
@@ -118,10 +113,9 @@ def joining(
         rank_spec: of this process.
         spec: how the ranks communicate.
         facts: of its nodes, for whoever plans.
-        waiting: called once it has asked.
 
     Raises:
-        NotAdmittedError: a living node has its name.
+        WithdrawnError: a living node has its name (`NotAdmittedError`), or this process fails.
         MissedError: the job is over, or others were lost while it connected to them.
 
     """
@@ -135,8 +129,8 @@ def joining(
         client.limit(2 * spec.heartbeat_s + MARGIN_S)
         with reached():
             client.set(knock_key(name, own), Knock(mine, facts).to_json())
-        waiting()
-        generation, decided = _await_admission(job, rank_spec, spec, own)
+        with withdrawing(telling(job.attempt, own)):
+            generation, decided = _await_admission(job, rank_spec, spec, own)
         with reached():
             announce_admission(client, name, own, mine.token)
         members = Members(
@@ -153,11 +147,11 @@ def getting_ready(members: Members) -> Iterator[None]:
 
     Raises `MissedError` where the failure may lie with one of them.
     """
-    try:
-        with members.withdrawing():
+    with members.withdrawing():
+        try:
             yield
-    except (RendezvousError, ActionError) as error:
-        raise MissedError(str(error)) from error.__cause__
+        except (RendezvousError, ActionError) as error:
+            raise MissedError(str(error)) from error.__cause__
 
 
 def _await_admission(job: JobUnderWay, rank_spec: RankSpec, spec: CommunicationSpec, own: int) -> tuple[int, list[int]]:

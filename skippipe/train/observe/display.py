@@ -33,6 +33,7 @@ from skippipe.train.observe.events import (
     RunStopped,
     RunSummary,
     ValidationDone,
+    WorkerFailed,
     WorkersStarting,
     WorkerStarted,
 )
@@ -236,6 +237,12 @@ def waiting_lines(event: RankWaiting) -> list[str]:
     return [f"others train already; node {shown_names(event.names)} asks to join after an iteration"]
 
 
+def failed_lines(event: WorkerFailed) -> list[str]:
+    """Who has failed before it has trained with the others, and why."""
+    first, *more = event.message.splitlines()
+    return [f"node {shown_names(event.names or [])} has failed, the others go on without it: {first}", *more]
+
+
 def training_lines(event: RankTraining) -> list[str]:
     """That this machine trains while another one reports."""
     changes = [f"lost node {shown_names(event.lost_names)}"] if event.lost else []
@@ -343,6 +350,7 @@ GIBIBYTE = 2**30
 
 LINES: dict[type[Event], Callable[[Any], list[str]]] = {
     WorkerStarted: started_lines,
+    WorkerFailed: failed_lines,
     PlanReady: plan_lines,
     RunRestarting: restarting_lines,
     RunRecovered: recovered_lines,

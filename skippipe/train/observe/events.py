@@ -334,6 +334,10 @@ class WorkerFailed(Event):
     """class of the error behind it"""
     input: dict[str, Any] | None = None
     """fields of an `InputError`"""
+    withdrawn: bool = False
+    """whether it had not trained yet with others, who go on without it"""
+    names: list[str] | None = None
+    """nodes that it serves; set by the supervisor"""
 
 
 @dataclass(frozen=True, kw_only=True)
