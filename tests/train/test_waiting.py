@@ -116,7 +116,7 @@ def test_a_rank_that_is_lost_between_actions(prepared: Path, folder: Folder, poo
     assert lost.message == "on purpose"
     for failure in others:
         assert (failure.kind, failure.message) == (
-            "RendezvousError", "node local-3 (rank 3) has ended: on purpose"
+            "RendezvousError", "node local-3 (rank 3) has ended: ValueError: on purpose"
         ), failure.trace  # fmt: skip
 
 
