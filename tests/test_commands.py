@@ -85,7 +85,7 @@ def test_help_begins_with_the_main_keys_in_a_line_each(command: Command, run: Ru
 def test_presets_are_found_where_they_lie(run: Run) -> None:
     text = run("train", "--help").out
     assert re.search(r"^  data= +the text: shipped, debian_docs, fiction,", text, re.MULTILINE)
-    assert re.search(r"^  experiment= +ready-made settings: llama15m, llama15m_33,", text, re.MULTILINE)
+    assert re.search(r"^  experiment= +ready-made settings: llama124m, llama124m_33,", text, re.MULTILINE)
     assert re.search(r"^  cluster\.regions +\[geo20\] ", text, re.MULTILINE)
     assert len(compose("study", []).arms) > 10
 

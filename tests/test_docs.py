@@ -35,8 +35,8 @@ PAGES = sorted(
     if path.name != "CHANGELOG.md"
 )
 FOREIGN = (
-    ".", "cargo", "chmod", "env", "eval", "export", "hf", "hostname", "maturin", "nox", "scp", "ssh", "unzip",
-    "xdg-open",
+    ".", "apt-get", "cargo", "chmod", "env", "eval", "export", "hf", "hostname", "ip", "maturin", "nox", "scp", "ssh",
+    "umask", "unzip", "wg", "xdg-open",
 )  # fmt: skip
 """Programs of others, whose lines are not checked."""
 QUICK = ("plan", "simulate", "report")

@@ -154,7 +154,7 @@ def test_what_the_hash_covers() -> None:
 @pytest.mark.parametrize(
     ("arms", "overrides", "message"),
     [
-        ([ArmConfig("mars")], [], r"arms\[0\], mars: experiment: expected one of llama15m, llama15m_33, "),
+        ([ArmConfig("mars")], [], r"arms\[0\], mars: experiment: expected one of llama124m, llama124m_33, "),
         (
             [ArmConfig("llama30m_0"), ArmConfig("llama30m_0", 0)],
             [],

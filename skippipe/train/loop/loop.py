@@ -255,11 +255,13 @@ class TrainingLoop:
         self._meter.profile(number)
         if number == self._spec.iterations:
             return
-        if flags.join and not flags.saving and not flags.renewing:
+        # While others wait to join nothing new begins beside training: else there might always be something.
+        waiting = flags.join and (flags.saving or flags.renewing)
+        if flags.join and not waiting:
             self._admit(number, knocking)
         if self._checkpoints is not None:
-            self._checkpoints.after(number, saving=flags.saving)
-        self._copies.after(number, renewing=flags.renewing)
+            self._checkpoints.after(number, saving=flags.saving or waiting)
+        self._copies.after(number, renewing=flags.renewing or waiting)
 
     def _admit(self, number: int, knocking: Knocking) -> None:
         """Raise `NewcomersError` once all ranks know whom rank 0 admits, and have nothing more to send each other."""
