@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,12 +43,6 @@ settings.register_profile("long", max_examples=350_000)
 settings.register_profile(THOROUGH)
 OF_HYDRA = ("Only one of --run, --multirun, ", "Additional config directory ")
 """Beginnings of errors of Hydra's, which names no key."""
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """One process more than there are cores: others compute while the tests of one wait for heartbeats and links."""
-    return len(os.sched_getaffinity(0)) + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
