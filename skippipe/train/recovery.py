@@ -126,10 +126,13 @@ def _run(
             reporting.report(WorkerFailed(status=1, message=reason, cause="TimeoutError"))
         end_process(reason)
 
-    knocking, before = tuple if members is None else lambda: members.knocking, loop.iteration
+    before = loop.iteration
     try:
-        with ending_if_hung(lambda: loop.position, end_hung):
-            stopped_by = loop.run(request, begun=begun, knocking=knocking)
+        if members is None:  # nobody waits for it: it may compile for as long as it likes
+            stopped_by = loop.run(request, begun=begun)
+        else:
+            with ending_if_hung(lambda: loop.position, end_hung):
+                stopped_by = loop.run(request, begun=begun, knocking=lambda: members.knocking)
     finally:
         if members is not None and loop.iteration > before:
             members.has_trained = True

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,7 +39,7 @@ class Machines:
         """Start them in `folder`, over addresses of `hosts` if they are not those of the network."""
         self.folder = folder
         hosts = hosts or {host: Host(network.address(host), network.interface(host)) for host in network.hosts}
-        _write_cluster(folder / "cluster.json", network.hosts, link)
+        write_cluster(folder / "cluster.json", network.hosts, link)
         rendezvous = f"rendezvous={hosts[network.hosts[0]].address}:{PORT}"
         text = f"data.prepared={prepared_text()}"
         self.processes: dict[str, subprocess.Popen[str]] = {}
@@ -76,7 +76,8 @@ class Machines:
         return {host: process.poll() for host, process in self.processes.items()}
 
 
-def _write_cluster(path: Path, hosts: tuple[str, ...], link: Direction) -> None:
+def write_cluster(path: Path, hosts: Sequence[str], link: Direction) -> None:
+    """A cluster of these hosts, whose links are all alike."""
     node = {"forward_s": 0.004, "backward_s": 0.008, "loss_s": 0.002, "memory": 4}
     count = len(hosts)
     cluster = {

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rig.machines import write_cluster
 from rig.network import Direction, Network
 from rig.ranks import Ranks, ranks
 from train.jobs import TINY, prepared_text
@@ -31,17 +32,7 @@ LOST = "node c (rank 2) has shown no sign of life for 4 s"
 @contextmanager
 def training(folder: Path, *settings: str) -> Iterator[tuple[Network, Ranks]]:
     """A network and a training on it, within its third iteration or later."""
-    node = {"forward_s": 0.004, "backward_s": 0.008, "loss_s": 0.002, "memory": 4}
-    count = len(HOSTS)
-    cluster = {
-        "format": "skippipe.cluster/1",
-        "nodes": [{"name": host, **node} for host in HOSTS],
-        "latency_s": [[LINK.delay_s * (i != j) for j in range(count)] for i in range(count)],
-        "bandwidth": [[LINK.bandwidth] * count for _ in HOSTS],
-        "overhead_s": 0.0,
-        "activation_bytes": 8192,
-    }
-    (folder / "cluster.json").write_text(json.dumps(cluster))
+    write_cluster(folder / "cluster.json", HOSTS, LINK)
     settings = (*JOB, f"data.prepared={prepared_text()}", *settings)
     with (
         Network(HOSTS, dict.fromkeys(itertools.permutations(HOSTS, 2), LINK)) as network,

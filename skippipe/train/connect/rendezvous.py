@@ -215,6 +215,7 @@ def leave(rendezvous: Rendezvous) -> None:
 
 
 CONNECTING_S = 10.0
+"""For ranks that are all there to connect, beside the time in which a loss is noticed."""
 BACKGROUND_TIMEOUT_S = 3600.0
 """Of an exchange beside training, as when the ranks write a checkpoint or renew copies of stages: disks may be slow."""
 LEAST_CONNECTING_S = 5.0
@@ -279,7 +280,7 @@ def background_group(rendezvous: Rendezvous, key: str, timeout_s: float) -> dist
 
 
 def connecting_s(spec: CommunicationSpec) -> float:
-    """How long ranks that are all there may take to connect: beside `CONNECTING_S` as long as noticing a loss takes."""
+    """How long ranks that are all there may take to connect."""
     return 2 * spec.heartbeat_s + CONNECTING_S
 
 

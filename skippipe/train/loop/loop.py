@@ -147,7 +147,7 @@ class TrainingLoop:
         self._holding = self._holding_before = Holding(context.holding(), start.layers)
         self._phase = -1
         self._number = self._stepped = start.iteration
-        self._under_way: tuple[int, Engine | None] = start.iteration, None
+        self._under_way: Engine | None = None
         self._norm: float | None = None
         self._latest: IterationDone | None = None
         self._validation: ValidationDone | None = None
@@ -291,14 +291,13 @@ class TrainingLoop:
     @property
     def position(self) -> Position | None:
         """Where the iteration under way is, for other threads; None between iterations."""
-        number, engine = self._under_way
+        engine = self._under_way
         found = None if engine is None else engine.position
-        return None if engine is None or found is None else Position(number, *found, engine.patience_s)
+        return None if engine is None or found is None else Position(self._number, *found, engine.patience_s)
 
     def _iterate(self, number: int, engine: Engine, asked: StopSignal, knock: Callable[[], bool]) -> IterationResult:
         """Train one iteration."""
-        checkpoints, self._number = self._checkpoints, number
-        self._under_way = number, engine
+        checkpoints, self._number, self._under_way = self._checkpoints, number, engine
         self._context.links.begin_iteration(number)
         torch.manual_seed(iteration_seed(self._spec.seed, number, self._context.rendezvous.rank))
         result = engine.iterate(
