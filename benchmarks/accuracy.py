@@ -1,10 +1,11 @@
 """Predicted and measured iteration time of real training on this machine, over emulated links.
 
-    python benchmarks/accuracy.py [--iterations 30] [--repeat 3] [--only demo ...]
+    python benchmarks/accuracy.py [--gpus] [--iterations 30] [--repeat 3] [--only demo ...]
 
 Each case is a `skippipe train` that times its stages first, as it does by default, and so predicts the iteration; the
 median of all iterations but the first two is compared with that. Processes that get a core each are pinned to it as
-soon as they are there. For a quiet machine of two cores. Writes out/accuracy.json and out/accuracy.md.
+soon as they are there. For a quiet machine of two cores; with `--gpus` the cases for one of two GPUs. Writes
+out/accuracy.json and out/accuracy.md.
 """
 
 import argparse
@@ -35,6 +36,28 @@ CASES: Mapping[str, Sequence[str]] = {
     "demo": [],
 }
 """The demo is `skippipe train` as it is: four processes, a third skipped, real links."""
+ON_GPUS = [
+    "runtime.device=cuda",
+    "runtime.links=emulated",
+    "runtime.autocast=bfloat16",
+    "model=llama_124m",
+    "data.sequence=1024",
+]
+NEAR = ["train.microbatch_size=24", "cluster.inside={latency_s: 0.03, bandwidth: 1.25e9}"]
+GPU_CASES: Mapping[str, Sequence[str]] = {
+    "a stage on each of 2 GPUs": [
+        *ON_GPUS, *NEAR, "cluster.nodes_per_site=2", "cluster.stage_sizes=[1,1]", "schedule.skip_ratio=0",
+    ],
+    "4 nodes on 2 GPUs": [
+        *ON_GPUS, *NEAR, "cluster.stage_sizes=[1,1,1,1]", "schedule.skip_ratio=0", "runtime.processes=2",
+    ],
+    "4 nodes on 2 GPUs, 1/3 skipped": [*ON_GPUS, *NEAR, "runtime.processes=2"],
+    "20 processes on 2 GPUs, links of geo20, four times as fast": [
+        *ON_GPUS, "cluster=geo20", "runtime.time_scale=0.25", "train.microbatch_size=8",
+        "schedule.microbatches_per_source=2", "planner.work_limit=2000000",
+    ],
+}  # fmt: skip
+"""A stage's work and a message take about as long as each other, but in the last case, whose links span continents."""
 PINNED = "2 processes, a core each"
 WARM_UP = 2
 
@@ -44,12 +67,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--iterations", type=int, default=30)
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--only", nargs="*", choices=CASES, default=list(CASES))
+    parser.add_argument("--only", nargs="*", choices=[*CASES, *GPU_CASES])
+    parser.add_argument("--gpus", action="store_true")
     options = parser.parse_args()
+    cases = {**CASES, **GPU_CASES}
     rows: list[Row] = []
     for _ in range(options.repeat):
-        for case in options.only:
-            rows.append({"case": case} | measured(CASES[case], options.iterations, pinned=case == PINNED))
+        for case in options.only or (GPU_CASES if options.gpus else CASES):
+            rows.append({"case": case} | measured(cases[case], options.iterations, pinned=case == PINNED))
             note(f"{rows[-1]}")
     save("accuracy", vars(options), rows, markdown(rows))
 
