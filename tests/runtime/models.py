@@ -27,6 +27,7 @@ from skippipe.runtime.actions import Program, Task
 from skippipe.runtime.deadlock import min_recv_buffers
 from skippipe.runtime.executor import Executor, overlapping_sums
 from skippipe.runtime.links import Link
+from skippipe.runtime.links.emulated import EmulatedLink, Uplink
 from skippipe.runtime.links.gloo import GlooLink
 from skippipe.runtime.links.gpu import GpuLink
 from skippipe.runtime.links.peer import PeerEdges
@@ -51,6 +52,7 @@ LLAMA = {
     "max_position_embeddings": 32,
 }
 MAX_NORM = 0.5
+EMULATED = "emulated "
 
 
 Backwards = Mapping[str | int, Sequence[tuple[int, str]]]
@@ -72,7 +74,7 @@ class Training:
     iterations: int = 1
     seed: int = 3
     links: str = "gloo"
-    """gloo, or gloo with sums in parts, on CPUs; nccl, peer or staged, each rank on a GPU"""
+    """gloo, or gloo with sums in parts, on CPUs; nccl, peer or staged, each rank on a GPU, or one of these emulated"""
     graphs: bool = False
     """whether stages launch CUDA graphs"""
     wire: str | None = None
@@ -229,6 +231,9 @@ def open_link(rank: int, links: str, device: torch.device) -> Link:
     """A link of the kind that a training asks for."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    if links.startswith(EMULATED):
+        uplink = Uplink((0.001,) * dist.get_world_size(), (0.0,) * dist.get_world_size())
+        return EmulatedLink(open_link(rank, links.removeprefix(EMULATED), device), uplink, hosts=GlooLink())
     if links in {"nccl", "peer"}:
         peers = PeerEdges(rank, device, 1000, exchange)  # messages travel in several parts
         return GpuLink(rank, device, peers if links == "peer" else None)

@@ -1,8 +1,9 @@
 """Emulated networks on one machine: a cluster's transfer times over a link between local processes.
 
-Eight bytes before each tensor say when it is delivered. So a transfer remains one transfer, and its time counts from
-the sender's call: a receive that is posted late does not add it again. Delivery times are readings of
-`time.monotonic`, a clock that all processes of one machine share.
+A short message before each tensor says when the tensor is delivered. So the time of a transfer counts from the sender's
+call: a receive that is posted late does not add it again. Delivery times are readings of `time.monotonic`, a clock that
+all processes of one machine share. They travel between hosts also where tensors are those of GPUs: a host that read
+them from a GPU could wait for ever, since such copies wait for streams that wait for other ranks.
 """
 
 import time
@@ -23,8 +24,6 @@ from skippipe.runtime.actions import TAGS_PER_MICROBATCH
 from skippipe.runtime.links import Link, Work
 from skippipe.runtime.links.collectives import RingSums
 
-HEADER_BYTES = 8
-"""The time of delivery, a float64."""
 PROBE_BYTES = 1e9
 """Transfer times are linear in the bytes; this size and 0 give the two coefficients."""
 
@@ -108,32 +107,34 @@ def _nodes(cluster: Cluster, names: Sequence[str], key: str) -> list[int]:
 class EmulatedSend:
     """A send in flight; complete at once, or with its delivery."""
 
-    __slots__ = ("_buffer", "_complete_at", "_work")
+    __slots__ = ("_complete_at", "_delivery", "_delivery_work", "_work")
 
-    def __init__(self, work: Work, buffer: Tensor, complete_at: float) -> None:
-        self._work, self._buffer, self._complete_at = work, buffer, complete_at
+    def __init__(self, work: Work, delivery_work: Work, delivery: Tensor, complete_at: float) -> None:
+        self._work, self._delivery_work, self._delivery = work, delivery_work, delivery
+        self._complete_at = complete_at
 
     def wait(self, timeout_s: float) -> None:
         """Wait; see `Work`."""
         deadline = time.monotonic() + timeout_s
-        self._work.wait(timeout_s)
+        self._delivery_work.wait(timeout_s)
+        self._work.wait(_left_s(deadline))
         _sleep_until(self._complete_at, deadline)
 
 
 class EmulatedReceive:
-    """A receive in flight; it fills the tensor when it is waited for."""
+    """A receive in flight."""
 
-    __slots__ = ("_buffer", "_tensor", "_work")
+    __slots__ = ("_delivery", "_delivery_work", "_work")
 
-    def __init__(self, work: Work, buffer: Tensor, tensor: Tensor) -> None:
-        self._work, self._buffer, self._tensor = work, buffer, tensor
+    def __init__(self, work: Work, delivery_work: Work, delivery: Tensor) -> None:
+        self._work, self._delivery_work, self._delivery = work, delivery_work, delivery
 
     def wait(self, timeout_s: float) -> None:
         """Wait for the message, then until its delivery; see `Work`."""
         deadline = time.monotonic() + timeout_s
-        self._work.wait(timeout_s)
-        _bytes_of(self._tensor).copy_(self._buffer[HEADER_BYTES:])
-        _sleep_until(float(self._buffer[:HEADER_BYTES].view(torch.float64)), deadline)
+        self._delivery_work.wait(timeout_s)
+        self._work.wait(_left_s(deadline))
+        _sleep_until(float(self._delivery), deadline)
 
 
 class EmulatedLink(RingSums):
@@ -149,6 +150,7 @@ class EmulatedLink(RingSums):
         uplink: Uplink,
         contention: Contention = "none",
         changes: Mapping[int, Uplink] | None = None,
+        hosts: Link | None = None,
     ) -> None:
         """Wrap a link.
 
@@ -158,9 +160,10 @@ class EmulatedLink(RingSums):
             contention: messages that leave one after the other: none of them, those of a "link" (to the same rank), or
                 all those of the "uplink".
             changes: other transfer times, by the iterations before each; None: they stay.
+            hosts: the way of delivery times, for tensors of the host; None: `link` itself.
 
         """
-        self._link, self._contention = link, contention
+        self._link, self._hosts, self._contention = link, hosts or link, contention
         self.uplink = uplink
         """transfer times of this rank's messages now"""
         self._changes = {0: uplink} | dict(changes or {})
@@ -178,15 +181,16 @@ class EmulatedLink(RingSums):
         """Start a send; see `Link`. A message leaves when the device has computed it."""
         await_stream(tensor.device)
         delivered_at = self._delivered_at(to_rank, tensor.nbytes)
-        header = torch.tensor([delivered_at], dtype=torch.float64, device=tensor.device).view(torch.uint8)
-        buffer = torch.cat([header, _bytes_of(tensor)])
-        work = self._link.isend(buffer, to_rank, tag)
-        return EmulatedSend(work, buffer, delivered_at if tag < TAGS_PER_MICROBATCH else 0.0)
+        delivery = torch.tensor([delivered_at], dtype=torch.float64)
+        delivery_work = self._hosts.isend(delivery, to_rank, tag)
+        complete_at = delivered_at if tag < TAGS_PER_MICROBATCH else 0.0
+        return EmulatedSend(self._link.isend(tensor, to_rank, tag), delivery_work, delivery, complete_at)
 
     def irecv(self, tensor: Tensor, from_rank: int, tag: int) -> EmulatedReceive:
         """Start a receive; see `Link`."""
-        buffer = torch.empty(HEADER_BYTES + tensor.nbytes, dtype=torch.uint8, device=tensor.device)
-        return EmulatedReceive(self._link.irecv(buffer, from_rank, tag), buffer, tensor)
+        delivery = torch.empty(1, dtype=torch.float64)
+        delivery_work = self._hosts.irecv(delivery, from_rank, tag)
+        return EmulatedReceive(self._link.irecv(tensor, from_rank, tag), delivery_work, delivery)
 
     def _delivered_at(self, to_rank: int, size_bytes: int) -> float:
         now = time.monotonic()
@@ -198,9 +202,8 @@ class EmulatedLink(RingSums):
         return begin + self.uplink.transfer_s(to_rank, size_bytes)
 
 
-def _bytes_of(tensor: Tensor) -> Tensor:
-    """The memory of a contiguous tensor."""
-    return tensor.view(-1).view(torch.uint8)
+def _left_s(deadline: float) -> float:
+    return max(deadline - time.monotonic(), 0.0)
 
 
 def _sleep_until(moment: float, deadline: float) -> None:

@@ -3,7 +3,8 @@
 NCCL knows no tags, and runs the operations of a communicator in the order in which they are issued, on one stream. With
 a communicator for each direction, messages from one rank to another arrive in the order in which they are sent, as the
 proof assumes (`skippipe.runtime.deadlock`), and wait for no others. Communicators are made, and used once, before the
-first message, in an order that all ranks share: made at the first use, they could wait for each other.
+first message, in an order that all ranks share: made at the first use, they could wait for each other. That first use
+waits for the other ranks and cannot be broken off, so it has a thread of its own, which is left behind if one is lost.
 
 A transfer begins when the current stream has done all that was issued before it; `wait` has the current stream wait for
 its end, and the host goes on.
@@ -11,8 +12,9 @@ its end, and the host goes on.
 
 import contextlib
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,6 +25,7 @@ from torch import distributed as dist
 from skippipe.errors import ActionError
 from skippipe.runtime.links import Work
 from skippipe.runtime.links.gloo import first_line
+from skippipe.runtime.links.patience import call_in_time
 from skippipe.runtime.links.peer import Edge, PeerEdges, edges_of
 
 NEVER = timedelta(days=30)
@@ -58,16 +61,20 @@ class GpuLink:
 
     overlaps_sums = True
 
-    def __init__(self, rank: int, device: torch.device, peers: PeerEdges | None = None) -> None:
+    def __init__(
+        self, rank: int, device: torch.device, peers: PeerEdges | None = None, connect_timeout_s: float = 120.0
+    ) -> None:
         """Prepare.
 
         Args:
             rank: this rank's number in the job's process group.
             device: its GPU.
             peers: connects ranks of one machine; None: all messages go by NCCL.
+            connect_timeout_s: how long the ranks of one communicator may take to connect, in seconds.
 
         """
         self._rank, self._device, self._peers = rank, device, peers
+        self._connect_timeout_s = connect_timeout_s
         self._edges: dict[tuple[int, int], dist.ProcessGroup | None] = {}
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         self._interrupted, self._closed = threading.Event(), threading.Event()
@@ -125,20 +132,25 @@ class GpuLink:
                     group.abort()
 
     def connect(self, pairs: Collection[tuple[int, int]], groups: Collection[tuple[int, ...]] = ()) -> None:
-        """Connect edges, and make communicators for the others and for groups; see `Link`."""
+        """Connect edges, and make communicators for the others and for groups; see `Link`.
+
+        Raises:
+            ActionError: a rank is lost meanwhile, or does not come in time.
+
+        """
         new = [edge for edge in edges_of(pairs) if edge not in self._edges and self._peers_over(edge) is None]
         if self._peers is not None and new:
             self._peers.connect(new)
         for edge in new:
             if self._peers_over(edge) is None:
                 self._edges[edge] = self._new_group(edge, BLOCKS_PER_TRANSFER)
-                self._try_edge(edge)
+                if self._rank in edge:
+                    self._use_first(edge, partial(self._transfer, edge, self._zero()))
         for ranks in sorted({tuple(sorted(group)) for group in groups}):
             if ranks not in self._groups:
                 group = self._groups[ranks] = self._new_group(ranks, None)
                 if group is not None:
-                    group.allreduce_coalesced([torch.zeros(1, device=self._device)]).wait()
-                    torch.cuda.synchronize(self._device)
+                    self._use_first(ranks, partial(group.allreduce_coalesced, [self._zero()]))
 
     def isend(self, tensor: Tensor, to_rank: int, tag: int) -> Work:
         """Start a send; see `Link`."""
@@ -179,10 +191,22 @@ class GpuLink:
         except RuntimeError as error:
             raise ConnectionError(first_line(error)) from None
 
-    def _try_edge(self, edge: tuple[int, int]) -> None:
-        if self._rank in edge:
-            self._transfer(edge, torch.zeros(1, device=self._device)).wait(0.0)
+    def _zero(self) -> Tensor:
+        return torch.zeros(1, device=self._device)
+
+    def _use_first(self, ranks: Sequence[int], use: Callable[[], Work | dist.Work]) -> None:
+        """Use a communicator for the first time, which connects its ranks."""
+
+        def connect() -> None:
+            torch.cuda.set_device(self._device)  # each thread has its own
+            use()
             torch.cuda.synchronize(self._device)
+
+        try:
+            call_in_time(connect, self._interrupted, self._connect_timeout_s)
+        except OSError as error:
+            others = ", ".join(str(rank) for rank in ranks if rank != self._rank)
+            raise ActionError(f"connecting GPUs by NCCL, with rank {others}: {error}") from error
 
     @staticmethod
     def _new_group(ranks: Sequence[int], blocks: int | None) -> dist.ProcessGroup | None:

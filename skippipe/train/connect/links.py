@@ -72,7 +72,7 @@ def open_links(  # noqa: PLR0913, PLR0917 - what links depend on
             rendezvous.rank, device, message_spec.payload_bytes,
             lambda text: rendezvous.all_gather(f"peers {next(numbers)}", text),
         )  # fmt: skip
-        between_gpus = stack.enter_context(GpuLink(rendezvous.rank, device, peers))
+        between_gpus = stack.enter_context(GpuLink(rendezvous.rank, device, peers, rendezvous.timeout_s))
         rendezvous.interruptible.append(between_gpus)
         messages: Link = between_gpus
         transport = "copies from GPU to GPU, between machines NCCL"
@@ -85,18 +85,18 @@ def open_links(  # noqa: PLR0913, PLR0917 - what links depend on
         uplinks = uplinks_of(network, rank_of, rendezvous.rank, communication.time_scale, communication.link_changes)
         contention = communication.planned_contention(network)
 
-        def emulate(link: Link) -> Link:
-            emulated.append(EmulatedLink(link, uplinks[0], contention, uplinks))
+        def emulate(link: Link, hosts: Link) -> Link:
+            emulated.append(EmulatedLink(link, uplinks[0], contention, uplinks, hosts))
             return emulated[-1]
 
-        messages, control = emulate(messages), emulate(gloo)
+        messages, control = emulate(messages, gloo), emulate(gloo, gloo)
         transport += ", as slowly as over the cluster's links"
     return Links(
         messages,
         control,
         transport if rendezvous.world > 1 else "",
         emulated,
-        lambda group: emulate(GlooLink(group)) if emulated else GlooLink(group),
+        lambda group: emulate(GlooLink(group), GlooLink(group)) if emulated else GlooLink(group),
     )
 
 

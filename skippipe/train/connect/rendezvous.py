@@ -233,7 +233,9 @@ def connect_group(attempt: Attempt, spec: CommunicationSpec, timeout_s: float) -
     def connect() -> None:
         dist.init_process_group(
             "gloo",  # texts and numbers of the host always go this way; see `skippipe.train.connect.links`
-            store=dist.PrefixStore(f"{attempt.name}/group", attempt.client.store),  # type: ignore[attr-defined]
+            # By a connection of its own: whoever waits in the store for a rank that is lost holds it, and is broken off
+            # with those to other ranks.
+            store=dist.PrefixStore(f"{attempt.name}/group", attempt.client.store.clone()),  # type: ignore[attr-defined]
             rank=attempt.rank,
             world_size=len(attempt.ranks),
             timeout=timedelta(seconds=spec.timeout_s),
