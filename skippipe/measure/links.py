@@ -1,10 +1,14 @@
-"""Latency and bandwidth between any two ranks, timed over the links that training uses, in rounds of disjoint pairs."""
+"""Latency and bandwidth between any two ranks, timed over the links that training uses, in rounds of disjoint pairs.
+
+The receiver of the messages asks for them: it knows their sizes, and waits for each of them already when it asks.
+"""
 
 import itertools
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -21,10 +25,12 @@ from skippipe.runtime.message import MessageSpec
 
 Floats = NDArray[np.float64]
 
-SHORT_MESSAGES = 9
-"""Messages of a byte from which the latency is taken."""
+LEAST_SHORT_MESSAGES, SHORT_MESSAGES = 3, 9
+"""Messages of a byte from which the latency is taken: as many as `SHORT_S` has room for."""
+SHORT_S = 0.25
 PART_MESSAGES = 2
-"""Messages of a part of the real size from which the time of the real one is extrapolated."""
+"""Messages of a part of the real size from which the time of the real one is extrapolated; one of them on links with
+long round trips."""
 PART = 8
 """That part: one in so many bytes."""
 GROWTH_ROUND_TRIPS = 4
@@ -38,6 +44,7 @@ NORMS = 5
 LOCAL_BANDWIDTH = 1e12
 """Bytes per second between two nodes of one rank, where nothing is sent."""
 SHORTEST_S = 1e-9
+_NO_MORE = 255
 
 
 class Exchange(Protocol):
@@ -106,7 +113,8 @@ def time_links(
         link: between them.
         message_spec: the messages.
         key: of the exchanges, used once in a job.
-        report: told after each round how many of all rounds are done.
+        report: told after each of this rank's rounds how many of all are done. A rank waits for its partner alone, so
+            that links with short round trips need not take as long as the longest.
 
     """
     link.connect(set(itertools.combinations(range(exchange.world), 2)))
@@ -117,12 +125,7 @@ def time_links(
         for a, b in pairs:
             if exchange.rank in (a, b):
                 with exchange.transferring("messages to be timed", (a, b)):
-                    forth, back = (
-                        messages.time(a, b, always=(a + b) % 2 == 0),
-                        messages.time(b, a, always=(a + b) % 2 == 1),
-                    )
-                own[a + b - exchange.rank] = forth if exchange.rank == a else back
-        exchange.all_gather(f"timed {number}, {key}", "")
+                    own[a + b - exchange.rank] = messages.time(a, b)
         report(number + 1, len(all_rounds))
     gathered = exchange.all_gather(f"links, {key}", json.dumps(own))
     return link_times([_parsed(text) for text in gathered], message_spec.payload_bytes)
@@ -136,13 +139,13 @@ def _parsed(text: str) -> dict[int, DirectionTimes]:
 
 
 def link_times(by_rank: list[dict[int, DirectionTimes]], size_bytes: int) -> LinkTimes:
-    """Latency and bandwidth from what each rank has timed, by receiving rank; messages have `size_bytes`."""
+    """Latency and bandwidth from what each rank has timed, by sending rank; messages have `size_bytes`."""
     world = len(by_rank)
     latency_s, latency_spread_s, message_spread_s = (np.zeros((world, world)) for _ in range(3))
     bandwidth, counts = np.full((world, world), LOCAL_BANDWIDTH), np.zeros((world, world), dtype=np.int64)
     errors = []
-    for sender, own in enumerate(by_rank):
-        for receiver, times in own.items():
+    for receiver, own in enumerate(by_rank):
+        for sender, times in own.items():
             extrapolated_s = PART * times.part_s
             message_s = extrapolated_s if times.full is None else times.full.median_s
             message_s = max(message_s, size_bytes / LOCAL_BANDWIDTH)  # noise may leave nothing of it
@@ -168,51 +171,81 @@ class _Messages:
     def __init__(self, link: Link, message_spec: MessageSpec, exchange: Exchange) -> None:
         self._link, self._exchange, self._device = link, exchange, message_spec.device
         self._size_bytes = message_spec.payload_bytes
-        self._byte, self._answer = (torch.zeros(1, dtype=torch.uint8, device=self._device) for _ in range(2))
+        self._byte, self._request = (torch.zeros(1, dtype=torch.uint8, device=self._device) for _ in range(2))
         self._full = message_spec.empty_payload().zero_()
-        self._part = self._full.view(-1)[: max(self._full.numel() // PART, 1)]
+        self._part_values = max(self._full.numel() // PART, 1)
 
-    def time(self, sender: int, receiver: int, *, always: bool) -> DirectionTimes:
-        """Time messages from one rank to another, each answered by a byte; both call this, the sender's result counts.
+    def time(self, a: int, b: int) -> DirectionTimes:
+        """Time messages in both directions, first those to the first rank; both call this. Gives those received.
 
-        Where a message of the real size would take too long, it is sent once and only if `always`.
+        Where a message of the real size would take too long, it is sent in one of the two directions alone.
         """
-        short = summarize([self._trip(self._byte, sender, receiver) for _ in range(SHORT_MESSAGES + 1)][1:])
-        part_s = self._time_parts(short.median_s, sender, receiver)
+        is_first = self._exchange.rank == a
+        if is_first:
+            times = self._fetch(b, self._ping(b), always=(a + b) % 2 == 1)
+            self._serve(b)
+            return times
+        return self._fetch(a, self._serve(a), always=(a + b) % 2 == 0)
+
+    def _ping(self, sender: int) -> list[float]:
+        """Round trips of a byte, after one that does not count, since it may connect the ranks."""
+        begin = time.perf_counter()
+        trips = [self._trip(0, sender)]
+        while len(trips) <= LEAST_SHORT_MESSAGES or (
+            len(trips) <= SHORT_MESSAGES and time.perf_counter() - begin < SHORT_S
+        ):
+            trips.append(self._trip(0, sender))
+        return trips[1:]
+
+    def _fetch(self, sender: int, round_trips_s: Sequence[float], *, always: bool) -> DirectionTimes:
+        """Ask a rank for messages, and time them."""
+        short = summarize(round_trips_s)
+        part_s = max(self._trip(1, sender) - short.median_s, SHORTEST_S)
         growth = min(math.ceil(GROWTH_ROUND_TRIPS * short.median_s / part_s), PART)
-        growth = self._agree(growth, sender, receiver)
         if growth > 1:
-            self._trip(self._full.view(-1)[: growth * self._part.numel()], sender, receiver)
-            part_s = self._time_parts(short.median_s, sender, receiver)
-        count = self._agree(full_messages(PART * part_s, always=always), sender, receiver)
-        trips = [self._trip(self._full, sender, receiver) for _ in range(count)]
+            self._trip(growth, sender)
+        count = PART_MESSAGES if PART_MESSAGES * short.median_s < SHORT_S else 1
+        parts_s = [self._trip(1, sender) for _ in range(count)]
+        part_s = max(statistics.median(parts_s) - short.median_s, SHORTEST_S)
+        trips = [self._trip(PART, sender) for _ in range(full_messages(PART * part_s, always=always))]
+        self._ask(_NO_MORE, sender)
         full = summarize([max(seconds - short.median_s, 0.0) for seconds in trips]) if trips else None
         return DirectionTimes(Timing(short.median_s / 2, short.spread_s / 2, short.samples), part_s, full)
 
-    def _time_parts(self, round_trip_s: float, sender: int, receiver: int) -> float:
-        """Median of messages of a part of the real size, beyond the round trip of a byte."""
-        trips = [self._trip(self._part, sender, receiver) for _ in range(PART_MESSAGES + 1)]
-        return max(statistics.median(trips) - round_trip_s, SHORTEST_S)
+    def _serve(self, receiver: int) -> list[float]:
+        """Send a rank what it asks for; gives the round trips of a byte, which end with its next request."""
+        parts, round_trips_s = self._asked(receiver), list[float]()
+        while parts != _NO_MORE:
+            begin, sent = time.perf_counter(), parts
+            self._link.isend(self._message(sent), receiver, 0).wait(self._exchange.timeout_s)
+            parts = self._asked(receiver)
+            if sent == 0:
+                round_trips_s.append(time.perf_counter() - begin)
+        return round_trips_s
 
-    def _agree(self, number: int, sender: int, receiver: int) -> int:
-        """Have the receiver know a number of the sender's, of at most 255."""
-        self._byte.fill_(number)
-        self._trip(self._byte, sender, receiver)
-        return int(self._byte.item())
+    def _asked(self, receiver: int) -> int:
+        """Wait for a request."""
+        self._link.irecv(self._request, receiver, 0).wait(self._exchange.timeout_s)
+        return int(self._request.item())
 
-    def _trip(self, tensor: Tensor, sender: int, receiver: int) -> float:
-        """Seconds from sending a tensor until its answer is there; on the receiver without meaning."""
-        return seconds_of(lambda: self._send_or_answer(tensor, sender, receiver), self._device)
+    def _trip(self, parts: int, sender: int) -> float:
+        """Seconds from asking for a message of so many parts until it is there; of a byte for 0."""
 
-    def _send_or_answer(self, tensor: Tensor, sender: int, receiver: int) -> None:
-        timeout_s = self._exchange.timeout_s
-        if self._exchange.rank == sender:
-            answer = self._link.irecv(self._answer, receiver, 0)
-            self._link.isend(tensor, receiver, 0).wait(timeout_s)
-            answer.wait(timeout_s)
-        else:
-            self._link.irecv(tensor, sender, 0).wait(timeout_s)
-            self._link.isend(self._answer, sender, 0).wait(timeout_s)
+        def fetch() -> None:
+            message = self._link.irecv(self._message(parts), sender, 0)
+            self._ask(parts, sender)
+            message.wait(self._exchange.timeout_s)
+
+        return seconds_of(fetch, self._device)
+
+    def _ask(self, parts: int, sender: int) -> None:
+        self._link.isend(self._request.fill_(parts), sender, 0).wait(self._exchange.timeout_s)
+
+    def _message(self, parts: int) -> Tensor:
+        """The buffer of a message of so many parts."""
+        if parts == 0:
+            return self._byte
+        return self._full if parts == PART else self._full.view(-1)[: parts * self._part_values]
 
 
 def rounds(world: int) -> list[list[tuple[int, int]]]:

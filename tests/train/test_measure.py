@@ -208,7 +208,7 @@ def test_links_from_timed_messages() -> None:
     sampled = DirectionTimes(short, 0.1, Timing(1.0, 0.2, 3))
     extrapolated = DirectionTimes(short, 0.25, None)
     instant = DirectionTimes(short, 0.0, Timing(0.0, 0.0, 3))
-    times = link_times([{1: sampled}, {0: extrapolated}], 4000)
+    times = link_times([{1: extrapolated}, {0: sampled}], 4000)
     assert times.latency_s.tolist() == [[0.0, 0.001], [0.001, 0.0]]
     assert times.bandwidth.tolist() == [[LOCAL_BANDWIDTH, 4000.0], [4000 / (PART * 0.25), LOCAL_BANDWIDTH]]
     assert times.messages.tolist() == [[0, 3], [0, 0]]
