@@ -1,6 +1,7 @@
 """What tests of several files share."""
 
 import dataclasses
+import gc
 import json
 import subprocess
 from collections.abc import Callable, Iterator
@@ -41,6 +42,7 @@ LONGEST = (
 """Files that take half a minute or more, longest first."""
 settings.register_profile("long", max_examples=350_000)
 settings.register_profile(THOROUGH)
+gc.disable()  # until all tests are collected: what is imported stays, and looking through it takes seconds
 OF_HYDRA = ("Only one of --run, --multirun, ", "Additional config directory ")
 """Beginnings of errors of Hydra's, which names no key."""
 
@@ -49,6 +51,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest files: else one process still runs one of them when all others are done."""
     rank = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+def pytest_collection_finish() -> None:
+    """From here on garbage is collected, but not looked for in what was imported."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
