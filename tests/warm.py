@@ -21,6 +21,7 @@ import pickle
 import runpy
 import select
 import selectors
+import shutil
 import signal
 import socket
 import struct
@@ -177,8 +178,7 @@ def _start_server() -> str:
     def end() -> None:
         server.kill()
         server.join()
-        Path(address).unlink(missing_ok=True)
-        Path(folder).rmdir()
+        shutil.rmtree(folder, ignore_errors=True)
 
     atexit.register(end)
     return address

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from effort import cases
 from model.small import MODELS, SIZES, config_of, full_model_of, parts_of
 from torch.profiler import ProfilerActivity, profile
 
@@ -22,8 +23,11 @@ estimate = partial(stage_memory, microbatch_size=MICROBATCH_SIZE, sequence=SEQUE
 """Of a stage and the microbatches of these tests."""
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    cases([*itertools.product(MODELS, DTYPES)], [*zip(MODELS, itertools.cycle(DTYPES), strict=False)]),
+    ids=str,
+)
 def test_predicted_bytes_are_those_of_real_passes(name: str, dtype: torch.dtype) -> None:
     config = config_of(name)
     for stage, layers in enumerate(stage_layers([1, 3], config)):
