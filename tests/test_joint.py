@@ -219,7 +219,7 @@ def fits(found: Plan, content: Json, layers: int) -> None:
     assert (found.cluster.transfer_matrix() == Cluster.from_json(json.dumps(content)).transfer_matrix()).all()
 
 
-@pytest.mark.parametrize("seed", range(cases(12, 3)))
+@pytest.mark.parametrize("seed", range(cases(12, 5)))
 def test_layers_and_shares_of_the_sources_are_chosen(seed: int) -> None:
     rng = Random(seed)
     content = random_cluster(rng, 4, 2)

@@ -62,7 +62,7 @@ def test_accepted_plans_complete_on_gloo(pool: Pool, world: int) -> None:
     """Plans for every world size, with as few buffers as the proof allows."""
     drawn = [
         (case(1_000_000 * world + n, world), LIMITS[n % len(LIMITS)])
-        for n in range(cases(200, 40) if world > 1 else 20)
+        for n in range(cases(200, 80) if world > 1 else 20)
     ]
     kept = [(made, limits) for made, limits in drawn if accepted(made[0], *limits)]
     assert len(kept) > 0.8 * len(drawn)
