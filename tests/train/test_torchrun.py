@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -29,14 +29,17 @@ PATIENCE_S = 120.0
 
 
 class Torchrun:
-    """One torchrun, as on one machine; a session of its own, as a terminal makes it."""
+    """One torchrun, as on one machine; a session of its own, as a terminal makes it.
 
-    def __init__(self, folder: Path, name: str, options: list[str], *settings: str) -> None:
-        self._folder = folder
+    It starts anew where its ranks look for it, as their parent that is called torchrun.
+    """
+
+    def __init__(self, folder: Path, name: str, options: list[str], *settings: str, fresh: bool = True) -> None:
+        self._folder, self._fresh = folder, fresh
         self._files = [(folder / f"{name}.{kind}").open("wb") for kind in ("out", "err")]
         self._out = folder / f"{name}.out"
         self._err = folder / f"{name}.err"
-        self.process = subprocess.Popen(
+        self.process = (Fresh if fresh else subprocess.Popen)(
             [sys.executable, "-m", "torch.distributed.run", *options, "-m", "skippipe.train", *JOB, *settings],
             cwd=folder,
             stdout=self._files[0],
@@ -70,15 +73,26 @@ class Torchrun:
         return self._err.read_text()
 
     def ranks(self) -> dict[int, int]:
-        """Process by rank, of those that run in this folder: `warm.py` starts them, and gives them their names."""
-        found = {}
+        """Process by rank, of those that are there."""
+        found = {rank: process for process, rank in (self._children() if self._fresh else self._called())}
+        self._seen |= set(found.values())
+        return found
+
+    def _children(self) -> Iterator[tuple[int, int]]:
+        """What torchrun has started, each with its rank."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        for process in map(int, children.read_text().split()) if children.exists() else ():
+            rank = re.search(rb"(?:^|\0)RANK=(\d+)", Path(f"/proc/{process}/environ").read_bytes())
+            if rank and is_alive(process):
+                yield process, int(rank[1])
+
+    def _called(self) -> Iterator[tuple[int, int]]:
+        """The ranks that `warm.py` has started for it, which have another parent."""
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 name = re.fullmatch(r"rank (\d+)\n", (path / "comm").read_text())
                 if name and is_alive(int(path.name)) and (path / "cwd").readlink() == self._folder:
-                    found[int(name[1])] = int(path.name)
-        self._seen |= set(found.values())
-        return found
+                    yield int(path.name), int(name[1])
 
     def until(self, sign: Callable[[str], bool]) -> None:
         """Wait until what it has written fits."""
@@ -121,7 +135,7 @@ def iterations(run: Path) -> list[int]:
 def test_rank_0_is_killed_and_the_next_attempt_goes_on(tmp_path: Path) -> None:
     options = ["--nproc-per-node=2", "--max-restarts=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
     settings = ["train.iterations=40", "runtime.node=local-${oc.env:RANK}", f"data.prepared={prepared_text()}"]
-    with Torchrun(tmp_path, "one", options, *settings) as torchrun:
+    with Torchrun(tmp_path, "one", options, *settings, fresh=False) as torchrun:
         kill_and_go_on(torchrun, torchrun, 0, tmp_path / "run")
         assert torchrun.end() == 0, torchrun.err
     assert newest(tmp_path / "run") == 40
@@ -129,17 +143,6 @@ def test_rank_0_is_killed_and_the_next_attempt_goes_on(tmp_path: Path) -> None:
     begun_again = done.index(1) + next(n for n in range(1, len(done)) if done[n] <= done[n - 1])
     assert done[:begun_again] == list(range(1, begun_again + 1))
     assert done[begun_again:] == list(range(done[begun_again], 41))
-
-
-def test_a_rank_that_is_started_anew(tmp_path: Path) -> None:
-    """By whoever sets what torchrun sets."""
-    placed = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    line = [sys.executable, "-m", "skippipe.train", *JOB, "train.iterations=2", f"data.prepared={prepared_text()}"]
-    with Fresh(line, cwd=tmp_path, env={**os.environ, **placed}, stdout=subprocess.PIPE) as process:
-        out, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, out
-    assert iterations(tmp_path / "run") == [1, 2]
-    assert newest(tmp_path / "run") == 2
 
 
 def test_two_machines_one_is_killed_and_one_is_asked_to_stop(tmp_path: Path) -> None:
@@ -154,7 +157,7 @@ def test_two_machines_one_is_killed_and_one_is_asked_to_stop(tmp_path: Path) -> 
     settings = ["train.iterations=100000"]
     with (
         Torchrun(tmp_path, "a", [*options, "--node-rank=0"], *settings, "runtime.node=local-0") as a,
-        Torchrun(tmp_path, "b", [*options, "--node-rank=1"], *settings, "runtime.node=local-1") as b,
+        Torchrun(tmp_path, "b", [*options, "--node-rank=1"], *settings, "runtime.node=local-1", fresh=False) as b,
     ):
         kill_and_go_on(b, a, 1, tmp_path / "run")
         a.until(lambda out: "iteration" in out.split("resumed after")[1].split("\n", 1)[1])
