@@ -1,9 +1,14 @@
 """What tests of several files share."""
 
 import dataclasses
+import gc
 import json
+import os
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +46,35 @@ LONGEST = (
 """Files that take half a minute or more, longest first."""
 settings.register_profile("long", max_examples=350_000)
 settings.register_profile(THOROUGH)
+gc.disable()  # until all tests are collected: what is imported stays, and looking through it takes seconds
 OF_HYDRA = ("Only one of --run, --multirun, ", "Additional config directory ")
 """Beginnings of errors of Hydra's, which names no key."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Whatever tests, torch or multiprocessing leave in the temporary folder ends with the session.
+
+    Only pytest's own folders stay, for a look at what failed. Processes of xdist share the folder of their parent.
+    """
+    if hasattr(config, "workerinput"):
+        return
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    folder = tempfile.mkdtemp(prefix="skippipe-tests-")
+    Finalize(None, shutil.rmtree, args=(folder,), kwargs={"ignore_errors": True}, exitpriority=-200)  # the last one
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest files: else one process still runs one of them when all others are done."""
     rank = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+def pytest_collection_finish() -> None:
+    """From here on garbage is collected, but not looked for in what was imported."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,18 +8,26 @@ imported torch and transformers once for all of them and has done nothing with t
 import atexit
 import functools
 import multiprocessing
+import os
 import shutil
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 MOST_WORKERS = 6
 PRELOADED = [
+    "encodings.idna",
+    "numpy.ctypeslib",
+    "numpy.ma",
     "pytest",
     "torch.distributed",
     "torch.utils.tensorboard",
@@ -37,6 +45,16 @@ PRELOADED = [
 
 TIMED_S = (0.06, 0.02)
 """seconds for which workers time a stage, and a head; each runs some times at least"""
+
+
+def fork_context() -> ForkServerContext:
+    """Processes of this context are forks of one that has imported what `preloaded.py` does."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["preloaded"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        forkserver.ensure_running()
+    return context
 
 
 @dataclass(frozen=True)
@@ -110,8 +128,7 @@ class Pool:
 
     def _ready(self, world: int) -> list[_Worker]:
         assert 0 < world <= self._most, world
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
+        context = fork_context()
         while len(self._workers) < world:
             here, there = context.Pipe()
             process = context.Process(target=serve, args=(there,), daemon=True)

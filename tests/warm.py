@@ -14,7 +14,6 @@ import atexit
 import contextlib
 import fcntl
 import functools
-import gc
 import itertools
 import multiprocessing
 import os
@@ -22,6 +21,7 @@ import pickle
 import runpy
 import select
 import selectors
+import shutil
 import signal
 import socket
 import struct
@@ -36,10 +36,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pool import PRELOADED
+import pytest
+from composing import remember_compositions
+from pool import fork_context
+
+from skippipe.application import compose
+from skippipe.application.configuration import register
 
 Fresh = subprocess.Popen
 """How programs are started otherwise."""
+COMPOSED = {"node": ["rendezvous=localhost:1"], "train": []}
+"""Commands whose settings are composed before they are forked."""
 LARGEST = 1 << 17
 """bytes of an order"""
 MOST_DESCRIPTORS = 64
@@ -161,18 +168,17 @@ def server_address() -> str:
 def _start_server() -> str:
     folder = tempfile.mkdtemp(prefix="skippipe-warm-")
     address = str(Path(folder) / "door")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context = fork_context()
     here, there = context.Pipe()
     server = context.Process(target=serve, args=(address, there), daemon=True)
     server.start()
+    there.close()
     here.recv()
 
     def end() -> None:
         server.kill()
         server.join()
-        Path(address).unlink(missing_ok=True)
-        Path(folder).rmdir()
+        shutil.rmtree(folder, ignore_errors=True)
 
     atexit.register(end)
     return address
@@ -185,8 +191,11 @@ def serve(address: str, ready: Any) -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     assert threading.active_count() == 1
-    gc.collect()
-    gc.freeze()  # else each fork's first collection copies all pages
+    remember_compositions(pytest.MonkeyPatch())
+    for command in COMPOSED:
+        register(command)
+    for command, overrides in COMPOSED.items():
+        compose(command, overrides)
     interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     woken, wakes = os.pipe()

@@ -1,7 +1,10 @@
-"""Compiled parts compute what plain ones do, for any number of sequences, and layers share what is compiled."""
+"""Compiled parts compute what plain ones do, for any number of sequences, layers share what is compiled, and save what
+is predicted.
+"""
 
 import os
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -13,9 +16,10 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir
 
 from skippipe.model.build import build_stage_module
 from skippipe.model.layers import own_compile_cache
+from skippipe.model.memory import saved_bytes, stage_memory
 from skippipe.model.stage_module import StageModule
 
-SIZES = (3, 2, 5, 7)
+SIZES, SEQUENCE = (3, 2, 5, 7), 16
 
 
 def one_stage(*, compiled: bool) -> StageModule:
@@ -28,7 +32,7 @@ def one_stage(*, compiled: bool) -> StageModule:
 
 def gradients(part: StageModule, size: int) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients of a batch of `size` sequences."""
-    given = tokens(size, 16, seed=size)
+    given = tokens(size, SEQUENCE, seed=size)
     part.zero_grad()
     loss = part.loss(part(part.embed(given))[0], given)
     loss.backward()  # type: ignore[no-untyped-call]
@@ -39,16 +43,30 @@ def gradients(part: StageModule, size: int) -> tuple[float, dict[str, Tensor]]:
 @pytest.mark.filterwarnings("ignore")  # of torch itself, while it compiles
 @pytest.mark.timeout(300)
 def test_compiled_parts_are_the_plain_ones() -> None:
+    config, layers, size = config_of("llama-tied", num_hidden_layers=3), range(1, 3), 8
+    predicted, eager = (
+        stage_memory(
+            config, stage=1, layers=layers, first=False, microbatch_size=size, sequence=SEQUENCE, compiled=compiled
+        ).activation_bytes
+        for compiled in (True, False)
+    )  # fmt: skip
     counters.clear()
     plain, compiled = one_stage(compiled=False), one_stage(compiled=True)
-    for size in SIZES:
-        loss, expected = gradients(plain, size)
+    for batch in SIZES:
+        loss, expected = gradients(plain, batch)
         with one_compiler():
-            ours, found = gradients(compiled, size)
+            ours, found = gradients(compiled, batch)
         assert ours == pytest.approx(loss, rel=1e-5)
         assert found.keys() == expected.keys()
         for name, gradient in expected.items():
             torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-4, msg=name)
+    part = build_stage_module(config, stage=1, layers=layers, first=False, seed=0)
+    part.enable_compile()
+    hidden = torch.randn(size, SEQUENCE, 32, requires_grad=True)
+    with one_compiler():
+        kept = saved_bytes(partial(part, hidden), [*part.parameters(), hidden])
+    assert predicted == pytest.approx(kept + 2 * hidden.nbytes, rel=0.05)
+    assert predicted < 0.9 * eager
     assert counters["stats"]["unique_graphs"] == 2, "one for all layers, one for the loss; none for each batch size"
 
 

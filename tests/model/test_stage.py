@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from effort import cases
 from model.small import MODELS, TIED, config_of, full_model_of, parts_of, run_along, tokens
 from torch import Tensor, nn
 
@@ -84,7 +85,7 @@ def built(name: str, cut: Sequence[int], dtype: torch.dtype = torch.float32) -> 
 UNTIED = [name for name in MODELS if name not in TIED]
 
 
-@pytest.mark.parametrize("cut", [[4], [1, 3], [2, 1, 1], [1, 1, 1, 1]], ids=str)
+@pytest.mark.parametrize("cut", cases([[4], [1, 3], [2, 1, 1], [1, 1, 1, 1]], [[1, 3], [1, 1, 1, 1]]), ids=str)
 @pytest.mark.parametrize("name", UNTIED)
 def test_gradients_of_the_full_pipeline_are_bit_equal(name: str, cut: list[int]) -> None:
     stages, full_model = built(name, cut)
@@ -96,7 +97,7 @@ def test_gradients_of_the_full_pipeline_are_bit_equal(name: str, cut: list[int])
     assert not different
 
 
-@pytest.mark.parametrize("cut", [[4], [1, 3], [1, 2, 1]], ids=str)
+@pytest.mark.parametrize("cut", cases([[4], [1, 3], [1, 2, 1]], [[1, 3], [1, 2, 1]]), ids=str)
 @pytest.mark.parametrize("name", TIED)
 def test_gradients_of_tied_embeddings(name: str, cut: list[int]) -> None:
     """The shared weights get head and embedding in two steps, where the plain loop adds both up first."""

@@ -1,9 +1,8 @@
 """A job that trains a tiny model, as dataclasses and on the command line."""
 
-import atexit
 import dataclasses
+import fcntl
 import functools
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -50,10 +49,12 @@ def make_cluster(nodes: int = 4, sizes: list[int] | None = None) -> SitesConfig:
 
 @functools.cache
 def prepared_text() -> Path:
-    """The text that ships, tokenised once for all trainings of a test session."""
-    folder = Path(tempfile.mkdtemp(prefix="skippipe-text-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    prepare(DataConfig(), folder)
+    """The text that ships, tokenised once for all trainings of a test session, in whatever process."""
+    folder = Path(tempfile.gettempdir()) / "skippipe-text"
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "corpus.json").exists():
+            prepare(DataConfig(), folder)
     return folder
 
 

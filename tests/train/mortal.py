@@ -1,7 +1,6 @@
 """Ranks that may die, killed or stopped by their own hand at a chosen moment, or join; forks, as warm workers are."""
 
 import json
-import multiprocessing
 import os
 import secrets
 import signal
@@ -127,8 +126,7 @@ def live(
     """
     store: Any = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     (folder / "run").mkdir()
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(pools.PRELOADED)
+    context = pools.fork_context()
     world, spec = len(names), resolve(job)
     lives = [
         _Life(spec, _spec(rank, world, own, store.port), fates.get(rank), gate, saved_at_once=saved_at_once)

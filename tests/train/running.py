@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from train.jobs import TINY
+from train.jobs import TINY, prepared_text
 from warm import Fresh
 
 
@@ -19,8 +19,9 @@ class Running:
     def __init__(self, folder: Path, *arguments: str, command: str = "train", fresh: bool = False) -> None:
         self.folder, self.arguments = folder, arguments
         start = Fresh if fresh else subprocess.Popen
+        line = [sys.executable, "-m", "skippipe", command, *TINY, f"data.prepared={prepared_text()}", "folder=run"]
         self.process = start(
-            [sys.executable, "-m", "skippipe", command, *TINY, "folder=run", *arguments],
+            [*line, *arguments],
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

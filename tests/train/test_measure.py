@@ -147,7 +147,6 @@ def test_nodes_of_one_process_share_its_memory(measure: Callable[..., tuple[Clus
     assert cluster.transfer_matrix()[0, 2] < 1e-6, "nothing is sent between them"
 
 
-@pytest.mark.usefixtures("fresh")
 def test_from_the_command_line(run: Run, tmp_path: Path) -> None:
     result = run(
         "measure", *TINY_MEASURED, "cluster.nodes_per_site=2", "cluster.stage_sizes=[1,1]", "output=cluster.json"

@@ -6,7 +6,7 @@ import json
 import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +35,14 @@ SECONDS = 240.0
 
 
 @contextlib.contextmanager
-def machines(folder: Path, names: list[str], *arguments: str, fresh: Sequence[str] = ()) -> Iterator[list[Running]]:
+def machines(folder: Path, names: list[str], *arguments: str) -> Iterator[list[Running]]:
     """A command for each entry of `names`, the nodes of a machine; the first one serves the rendezvous."""
     port = free_port()
     running: list[Running] = []
     try:
         for nodes in names:
             mine = [f"rendezvous=127.0.0.1:{port}", f"runtime.node={nodes}", *SETTINGS, *arguments]
-            running.append(Running(folder, *mine, command="node", fresh=nodes in fresh))
+            running.append(Running(folder, *mine, command="node"))
             await_listener(port)
         yield running
     finally:
@@ -78,7 +78,7 @@ def test_a_machine_is_lost_and_comes_back(tmp_path: Path) -> None:
     ]  # fmt: skip
     (tmp_path / "secret").write_text("another secret of many bytes")
     (tmp_path / "secret").chmod(0o600)
-    with machines(tmp_path, names, *settings, fresh=["local-1"]) as running:
+    with machines(tmp_path, names, *settings) as running:
         server, first, other = running
         first.until(lambda line: line.startswith("iteration    3"))
         server.started(2)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Run
+from effort import cases
 from pool import Pool
 from torch import Tensor, nn
 from train.alone import EventDict, free_port, of_kind, only_rank, record_into, train_alone, train_in_pool
@@ -201,7 +202,7 @@ def test_stages_that_have_not_joined_are_untouched(folder: Folder) -> None:
     assert float(grown["optimizer/model.layers.3.mlp.up_proj.weight/step"]) == ITERATIONS / 2
 
 
-@pytest.mark.parametrize("new_layers", ["init", "copy"])
+@pytest.mark.parametrize("new_layers", cases(["init", "copy"], ["init"]))
 def test_it_resumes_exactly_and_alone_it_is_bit_equal_to_many(new_layers: str, folder: Folder, pool: Pool) -> None:
     job = grow_job(train__dtype="float32", train__new_layers=new_layers, train__validate_every=None)
     there, here = folder("many"), folder("alone")

@@ -15,6 +15,7 @@ from typing import Any
 import pool as pools
 import pytest
 import torch
+from effort import cases
 from torch import Tensor
 from train.alone import EventDict, free_port, of_kind, only_rank, plain, train_alone
 from train.conftest import Folder
@@ -245,7 +246,7 @@ def copied(trained: tuple[Path, list[EventDict]], tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained[0], tmp_path / "copied"))
 
 
-@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("other", cases([*OTHERS], [name for name in OTHERS if name not in {"3 ranks", "2 stages"}]))
 def test_onto_others_and_back(other: str, train: Train, finished: tuple[Path, list[EventDict]], tmp_path: Path) -> None:
     """A change of plan leaves model and data position unchanged."""
     run, known = tmp_path / "run", validations(finished[1])
