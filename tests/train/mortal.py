@@ -16,12 +16,15 @@ from typing import Any, NoReturn
 import pool as pools
 import pytest
 import torch
+from torch import Tensor
 from torch import distributed as dist
 from train.alone import EventDict
 
 from skippipe.checkpoint.saving import CheckpointSaver
 from skippipe.runtime.actions import Action, Norm, Reduce, Step, Task
 from skippipe.runtime.executor import Executor
+from skippipe.runtime.links.collectives import DOWN_TAG
+from skippipe.runtime.links.gloo import GlooLink
 from skippipe.train import recovery
 from skippipe.train.config import TrainJob
 from skippipe.train.connect.activity import announce_death
@@ -40,10 +43,12 @@ from skippipe.train.rank import train_rank
 from skippipe.train.resolve.resolve import resolve
 from skippipe.train.resolve.spec import RunSpec
 
-MOMENTS = ("forward", "backward", "reduction", "norm", "step", "checkpoint")
+MOMENTS = ("forward", "backward", "reduction", "norm", "told", "step", "checkpoint")
 HOST = "127.0.0.1"
 PATIENCE_S = 240.0
 SLOW_S = 0.3
+ARRIVED_S = 0.3
+"""After which a small message has arrived."""
 FAULT = "a fault of its own"
 
 
@@ -52,11 +57,11 @@ class Fate:
     """When a rank dies or stops."""
 
     moment: str
-    """one of `MOMENTS`: before such an action, but after an optimizer step; or while it writes a checkpoint;
-    `connecting`: while it connects to those that are left when another one is lost, or that it joins; `beside`: while
-    it connects to them once more, for what goes on beside training; `preparing`: while it makes the loop of such a
-    generation, which follows the iteration; `slow`: it lives on, but each of its tasks takes `SLOW_S` longer;
-    `waiting`: once it has asked to join"""
+    """one of `MOMENTS`: before such an action, but after an optimizer step; `told`, of rank 0: once it has told the norm
+    to one of the others; or while it writes a checkpoint; `connecting`: while it connects to those that are left when
+    another one is lost, or that it joins; `beside`: while it connects to them once more, for what goes on beside
+    training; `preparing`: while it makes the loop of such a generation, which follows the iteration; `slow`: it lives
+    on, but each of its tasks takes `SLOW_S` longer; `waiting`: once it has asked to join"""
     iteration: int
     """in which, or after which the checkpoint is"""
     number: signal.Signals | None = signal.SIGKILL
@@ -233,8 +238,9 @@ def _set_fate(patch: pytest.MonkeyPatch, fate: Fate | None) -> None:
     """Have this process send itself a signal at the chosen moment."""
     if fate is None:
         return
-    now = 0
+    now, told = 0, False
     iterate: Callable[..., Any] = TrainingLoop._iterate
+    send: Callable[..., Any] = GlooLink.isend
     step_of: Callable[..., Callable[[], None]] = Executor._step_of
     write: Callable[..., None] = CheckpointSaver._write
 
@@ -271,6 +277,15 @@ def _set_fate(patch: pytest.MonkeyPatch, fate: Fate | None) -> None:
         if str(fate.iteration) in staging.name:
             fate.meet()
         write(saver, staging, copied)
+
+    def send_of_which_one_arrives(link: GlooLink, tensor: Tensor, to_rank: int, tag: int) -> Any:
+        nonlocal told
+        if now == fate.iteration and tag == DOWN_TAG:
+            if told:
+                time.sleep(ARRIVED_S)
+                fate.meet()
+            told = True
+        return send(link, tensor, to_rank, tag)
 
     def only_at_the_start(connect: Callable[..., Any]) -> Callable[..., Any]:
         calls = 0
@@ -313,6 +328,8 @@ def _set_fate(patch: pytest.MonkeyPatch, fate: Fate | None) -> None:
         patch.setattr(newcomer, "_await_admission", meeting_at_once)
     elif fate.moment == "slow":
         patch.setattr(Executor, "_step_of", step_that_is_slow)
+    elif fate.moment == "told":
+        patch.setattr(GlooLink, "isend", send_of_which_one_arrives)
     elif fate.moment == "checkpoint":
         patch.setattr(CheckpointSaver, "_write", write_that_may_be_the_last)
     else:

@@ -32,7 +32,7 @@ from skippipe.train.resolve.resolve import resolve
 
 FOUR = [("local-0",), ("local-1",), ("local-2",), ("local-3",)]
 ITERATIONS, FATAL = 6, 4
-USUAL_MOMENTS = ("backward", "reduction", "step", "checkpoint")
+USUAL_MOMENTS = ("backward", "reduction", "told", "step", "checkpoint")
 """Others are those of other tests here."""
 
 
@@ -86,7 +86,7 @@ def unbroken_growing(pool: Pool, prepared: Path, tmp_path_factory: pytest.TempPa
 @pytest.mark.parametrize("moment", cases(MOMENTS, USUAL_MOMENTS))
 def test_killed_at_any_moment(moment: str, prepared: Path, folder: Folder, unbroken: dict[int, EventDict]) -> None:
     """No token is lost and none counted twice: losses and norms are those of a run that loses nobody."""
-    victim = random.Random(moment).randrange(4)
+    victim = 0 if moment == "told" else random.Random(moment).randrange(4)
     path = folder("run")
     lives = live(job(prepared, **FULL), FOUR, path, {victim: Fate(moment, FATAL)})
     assert lives.statuses == [-signal.SIGKILL if rank == victim else 0 for rank in range(4)], explained(lives, path)
@@ -104,7 +104,7 @@ def test_killed_at_any_moment(moment: str, prepared: Path, folder: Folder, unbro
         assert done[number]["norm"] == pytest.approx(event["norm"], rel=1e-9)
         assert done[number]["tokens"] == event["tokens"]
     assert len(done) >= ITERATIONS - 1
-    if moment == "step":
+    if moment in {"told", "step"}:
         assert recovered["iteration"] == FATAL, "the others take the step too"
     if moment in {"forward", "backward", "reduction", "norm"}:
         assert recovered["iteration"] == FATAL - 1, "it is redone"
