@@ -273,7 +273,7 @@ class Watch:
                     worker.status = event.status
                     if worker.status and worker.failed_at is None:
                         worker.failed_at = time.monotonic()
-                        if worker.member is None:
+                        if worker.member is None and not worker.left_behind:
                             self._let_go(worker)
                     self._report(replace(event, names=list(worker.names)))
                     self._end_those_that_wait()
