@@ -84,7 +84,8 @@ def test_a_crash_loop_ends(tmp_path: Path) -> None:
         running.until(lambda line: line.startswith("iteration    1"))
         for pause in ("1", "2"):
             signal_to(running.workers[1], signal.SIGKILL)
-            running.until(lambda line, pause=pause: line.startswith(f"node local-1 is started again in {pause} s"))
+            running.until(lambda line: line.startswith("node local-1 is started again in "))
+            assert running.lines[-1] == f"node local-1 is started again in {pause} s, to join the others\n"
             running.until(lambda line: line.startswith("node local-1: rank 1, process"))
         signal_to(running.workers[1], signal.SIGKILL)
         running.until(lambda line: "stays lost" in line)
