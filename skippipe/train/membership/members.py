@@ -226,7 +226,7 @@ class Members:
             attempt.publish(f"here/{rank}", "")
             for other, presence in enumerate(attempt.ranks):
                 attempt.receive(f"here/{other}", limit_s, node_title(presence.names, other))
-            group = connect_group(attempt, communication, limit_s + MARGIN_S)
+            group = connect_group(attempt, self._rank_spec, communication, limit_s + MARGIN_S)
         except RendezvousError as error:
             raise error from ConnectionError()  # one that dies meanwhile is known to be lost a little later
         rank_spec = dataclasses.replace(self._rank_spec, rank=rank, world=len(self._members))
