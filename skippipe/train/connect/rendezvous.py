@@ -231,10 +231,11 @@ def connect_group(
     the connections of this generation ends that wait as well, and the store answers meanwhile.
 
     Raises:
-        RendezvousError: a rank cannot be reached.
+        RendezvousError: a rank cannot be reached, or is lost.
 
     """
     with contextlib.closing(open_store(replace(rank_spec, agent_store=True), timeout_s)) as client:
+        attempt.check()  # a loss that was noticed before has not broken off this connection
         return _connect(attempt, client, spec, timeout_s)
 
 
