@@ -254,7 +254,7 @@ def connect_group(attempt: Attempt, rank_spec: RankSpec, spec: CommunicationSpec
 
 def _connect(attempt: Attempt, client: StoreClient, spec: CommunicationSpec, timeout_s: float) -> dist.ProcessGroup:
     def connect() -> None:
-        # Torch counts its groups in the keys of the store, also those that have come to nothing here, but not elsewhere.
+        # Torch counts its groups in the keys of the store, also those that have come to nothing for this rank alone.
         dist.distributed_c10d._world.group_count = 0  # noqa: SLF001
         dist.init_process_group(
             "gloo",  # texts and numbers of the host always go this way; see `skippipe.train.connect.links`
