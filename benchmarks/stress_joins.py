@@ -69,9 +69,17 @@ def kill_one(run: Run, number: int, chance: random.Random) -> Row:
 
 def rounds_of(folder: Path, seed: int, options: argparse.Namespace) -> list[Row]:
     """One run; a row for each round that it has come to."""
-    chance, rows = random.Random(seed), list[Row]()
     settings = [*JOB, f"runtime.lost_stage={options.lost_stage}", f"train.seed={seed}", *options.set]
     run = Run(folder, sum(STAGES), settings)
+    try:
+        return go_through(run, folder, seed, options)
+    finally:
+        run.process.kill()  # its processes end with it
+
+
+def go_through(run: Run, folder: Path, seed: int, options: argparse.Namespace) -> list[Row]:
+    """The rounds of a run that has been started, and its end."""
+    chance, rows = random.Random(seed), list[Row]()
     if not until(run.done, 3, run.going_on, HANGS_AFTER_S):
         raise RuntimeError(f"seed {seed}: the run does not begin")
     for number in range(options.rounds):
@@ -84,8 +92,8 @@ def rounds_of(folder: Path, seed: int, options: argparse.Namespace) -> list[Row]
         if not until(run.done, run.done() + 2, run.going_on, HANGS_AFTER_S):
             show_stacks(run, folder)
         run.process.send_signal(signal.SIGTERM)
-    if run.going_on() and rows[-1]["back after (s)"] is None:
-        run.process.kill()  # its processes end with it
+    if rows[-1]["back after (s)"] is None:
+        run.process.kill()
     problem, losses = run.end(HANGS_AFTER_S), run.events.losses()
     unknown = sum(number not in losses for number in range(1, max(losses) + 1))
     for row in rows:
