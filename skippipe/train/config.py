@@ -79,6 +79,10 @@ class RuntimeConfig:
     restarts: int = setting(3, within=AT_LEAST_0)
     """times that a run which has lost a process starts again, from its latest complete checkpoint; or that a machine of
     skippipe node which has lost its only one joins the others again, if they go on"""
+    rejoin: bool = False
+    """local runs: start a lost process again, which joins the others after an iteration, if they go on"""
+    start_retries: int = setting(3, within=AT_LEAST_1)
+    """runtime.rejoin: starts in a row after which a process may be lost before it has trained; then it stays lost"""
     memory_bytes: float | None = setting(None, within=ABOVE_0)
     """memory limit per process in bytes, checked by --dry-run; null: not checked"""
     calibrate: bool = True

@@ -1,5 +1,6 @@
 """A real `skippipe train` or `skippipe node` with processes of its own, watched line by line."""
 
+import contextlib
 import os
 import re
 import subprocess
@@ -67,12 +68,17 @@ class Running:
         return status, err
 
     def none_left(self, deadline: float) -> None:
-        """Wait until workers and parent are gone."""
-        left = [*self.workers.values(), self.parent or 0]
+        """Wait until workers, their parent and whatever else it has started are gone."""
+        left = self._known()
         while left and time.monotonic() < deadline:
-            left = [process for process in left if process and is_alive(process)]
             time.sleep(0.05)
+            left = self._known()
         assert not left, f"still there: {left}"
+
+    def _known(self) -> list[int]:
+        """Processes that are alive; the parent begins a session."""
+        known = [process for process in (*self.workers.values(), self.parent) if process and is_alive(process)]
+        return known + ([] if self.parent is None else of_session(self.parent))
 
     def close(self) -> None:
         """End it, whatever it does."""
@@ -89,6 +95,21 @@ def parent_of(process: int) -> int | None:
         return int(re.search(r"PPid:\s+(\d+)", Path(f"/proc/{process}/status").read_text())[1])  # type: ignore[index]
     except FileNotFoundError:
         return None
+
+
+def of_session(session: int) -> list[int]:
+    """Living processes of a session."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(int(path.name)) == session and is_alive(int(path.name)):
+                found.append(int(path.name))
+    return found
+
+
+def children_of(process: int) -> list[int]:
+    """Children of a process."""
+    return [*map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split())]
 
 
 def is_alive(process: int) -> bool:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from skippipe.train.observe.events import (
     ValidationDone,
     WorkerEnded,
     WorkerFailed,
+    WorkerStarted,
 )
 
 WITHIN_S = 15.0
@@ -64,30 +66,29 @@ def test_one_that_wakes_up_too_soon_does_not_end_the_others(tmp_path: Path, monk
     ):
         told = parent.stdin
         assert told is not None
-        workers = [Worker(rank, (name,), tmp_path / "log", process=parent.pid) for rank, name in enumerate("ab")]
-        pipes = [os.pipe() for _ in workers]
-        for reading, _ in pipes:
-            stack.callback(os.close, reading)
-        tell_parent = EventWriter(told.fileno())
-        sleeper, other = (EventWriter(writing) for _, writing in pipes)
+        workers = {rank: Worker(rank, (name,), tmp_path / "log", process=parent.pid) for rank, name in enumerate("ab")}
+        orders, theirs = (stack.enter_context(end) for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        tell_parent, pipes = EventWriter(told.fileno()), list[EventWriter]()
 
         def report(event: Event) -> None:
             seen.append(event)
-            if isinstance(event, ValidationDone):
-                sleeper(WorkerFailed(status=1, message="gone on without it", cause="LeftBehindError"))
-                os.close(sleeper.descriptor)
+            if isinstance(event, WorkerStarted):
+                pipes.extend(EventWriter(socket.recv_fds(theirs, 4096, 1)[1][0]) for _ in workers)
+                pipes[1](TRAINING)
+                pipes[1](VALIDATED)
+            elif isinstance(event, ValidationDone):
+                pipes[0](WorkerFailed(status=1, message="gone on without it", cause="LeftBehindError"))
+                os.close(pipes[0].descriptor)
                 tell_parent(WorkerEnded(rank=0, status=1, names=[]))
             elif event == WorkerEnded(rank=0, status=1, names=["a"]):
-                other(GOES_ON)
-                other(RECOVERED)
-                os.close(other.descriptor)
+                pipes[1](GOES_ON)
+                pipes[1](RECOVERED)
+                os.close(pipes[1].descriptor)
                 tell_parent(WorkerEnded(rank=1, status=0, names=[]))
                 told.close()
 
-        other(TRAINING)
-        other(VALIDATED)
-        supervised = Watch(Parent(parent, tmp_path / "parent.txt"), workers, tmp_path, report, recovery_s=60.0)
-        supervised.run([reading for reading, _ in pipes])
+        tell_parent(WorkerStarted(rank=1, process=parent.pid))
+        Watch(Parent(parent, tmp_path / "parent.txt", orders), workers, tmp_path, report, recovery_s=60.0).run()
     assert RECOVERED in seen
     assert workers[0].left_behind
 
@@ -105,9 +106,10 @@ def test_a_request_to_stop_outlives_the_worker_that_has_got_it(tmp_path: Path) -
         processes = [stack.enter_context(subprocess.Popen(["sleep", "600"])) for _ in range(2)]
         for process in processes:
             stack.callback(process.kill)
-        workers = [
-            Worker(rank, (f"n{rank}",), tmp_path / "log", process=process.pid) for rank, process in enumerate(processes)
-        ]
+        workers = {
+            rank: Worker(rank, (f"n{rank}",), tmp_path / "log", process=process.pid)
+            for rank, process in enumerate(processes)
+        }
         stop = ForwardedStop(workers)
         stop.observe(TRAINING)
         stop._note(signal.SIGTERM, None)

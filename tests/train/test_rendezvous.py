@@ -1,16 +1,22 @@
 """Ranks that join, and those that do not."""
 
+import contextlib
+import multiprocessing
+import os
+import signal
 import socket
+import time
 from functools import partial
 from typing import Any
 
+import pool as pools
 import pytest
 from torch import distributed as dist
 from train.alone import free_port
 from train.at_once import at_once
 
 from skippipe.errors import InputError
-from skippipe.train.connect.attempt import Attempt, Presence
+from skippipe.train.connect.attempt import Attempt, PeerStoppedError, Presence, find_ranks
 from skippipe.train.connect.rank_spec import Launcher, RankSpec
 from skippipe.train.connect.rendezvous import Rendezvous, join
 from skippipe.train.connect.store import RendezvousError, StoreClient
@@ -92,3 +98,39 @@ def test_a_rank_that_does_not_come() -> None:
         join(RankSpec(0, 2, ("a",), "127.0.0.1", free_port(), launcher=Launcher.LOCAL), QUICK),
     ):
         pass
+
+
+def test_one_that_is_interrupted_while_it_connects() -> None:
+    """It says so at once, though Gloo still waits for a rank that has come and does not connect."""
+    store: Any = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    first, second = (RankSpec(rank, 2, (f"n{rank}",), "127.0.0.1", store.port, agent_store=True) for rank in range(2))
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(pools.PRELOADED)
+    process = context.Process(target=_join, args=(first,), daemon=True)
+    process.start()
+    with contextlib.closing(StoreClient(lambda: store, 5.0)) as client:
+        attempt = find_ranks(client, second, [], 60.0, time.monotonic() + 60.0)
+        assert [*client.wait(f"{attempt.name}/group/{CONNECTING}", time.monotonic() + 60.0)][-1] is not None
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGINT)
+        with pytest.raises(PeerStoppedError, match=r"node n0 \(rank 0\) has ended: it was asked to stop"):
+            attempt.receive("never", 60.0, "rank 0")
+        process.join(60.0)
+    assert process.exitcode is not None
+
+
+CONNECTING = "connecting"
+
+
+def _join(rank_spec: RankSpec) -> None:
+    init = dist.init_process_group
+
+    def init_and_say_so(*arguments: Any, **named: Any) -> None:
+        named["store"].set(CONNECTING, "")
+        init(*arguments, **named)
+
+    spec = CommunicationSpec(start_timeout_s=600.0, timeout_s=600.0)
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(dist, "init_process_group", init_and_say_so)
+        with join(rank_spec, spec):
+            raise AssertionError("the other one never connects")

@@ -7,11 +7,11 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from ipaddress import ip_address
 from itertools import islice, takewhile
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch.distributed as dist
 
@@ -29,7 +29,7 @@ from skippipe.train.connect.attempt import (
     find_ranks,
 )
 from skippipe.train.connect.rank_spec import Launcher, RankSpec
-from skippipe.train.connect.store import RendezvousError, open_store
+from skippipe.train.connect.store import RendezvousError, StoreClient, open_store
 from skippipe.train.resolve.spec import CommunicationSpec
 
 SHOWN_DIFFERENCES = 3
@@ -61,6 +61,8 @@ class Rendezvous:
     timeout_s: float
     other_connections: frozenset[int] = frozenset()
     """file descriptors of the connections that this process had before it connected to the other ranks"""
+    store_connections: frozenset[int] = frozenset()
+    """those over which the process group uses the store"""
     interruptible: list[Interruptible] = field(default_factory=list)
     """what else waits for other ranks"""
 
@@ -175,8 +177,11 @@ def join(rank_spec: RankSpec, spec: CommunicationSpec, nodes: Sequence[str] = ()
         with taking_part(attempt, rank_spec.launcher, rank_spec.rank):
             check_reachable(attempt.ranks)
             others = open_connections()
-            group = connect_group(attempt, spec, max(deadline - time.monotonic(), LEAST_CONNECTING_S))
-            rendezvous = Rendezvous(rank_spec, attempt.names_by_rank, attempt, group, spec.start_timeout_s, others)
+            connected = connect_group(attempt, rank_spec, spec, max(deadline - time.monotonic(), LEAST_CONNECTING_S))
+            group = connected.group
+            rendezvous = Rendezvous(
+                rank_spec, attempt.names_by_rank, attempt, group, spec.start_timeout_s, others, connected.to_store
+            )
             yield rendezvous
             if dist.group.WORLD is group:  # else those that are left have regrouped, and leave by themselves
                 leave(rendezvous)
@@ -222,27 +227,45 @@ LEAST_CONNECTING_S = 5.0
 """Time for connecting to the other ranks, however late the last one joined."""
 
 
-def connect_group(attempt: Attempt, spec: CommunicationSpec, timeout_s: float) -> dist.ProcessGroup:
-    """Make the process group; in the thread of the store, since Gloo waits for other ranks with signals blocked.
+class Connected(NamedTuple):
+    """The ranks of a generation, connected."""
+
+    group: dist.ProcessGroup
+    to_store: frozenset[int]
+    """file descriptors over which it uses the store"""
+
+
+def connect_group(attempt: Attempt, rank_spec: RankSpec, spec: CommunicationSpec, timeout_s: float) -> Connected:
+    """Make the process group; in another thread, since Gloo waits for other ranks with signals blocked.
+
+    It waits for the addresses of the others through a connection to the store of its own. So a monitor that breaks off
+    the connections of this generation ends that wait as well, and the store answers meanwhile.
 
     Raises:
-        RendezvousError: a rank cannot be reached.
+        RendezvousError: a rank cannot be reached, or is lost.
 
     """
+    before = open_connections()
+    with contextlib.closing(open_store(replace(rank_spec, agent_store=True), timeout_s)) as client:
+        to_store = open_connections() - before
+        attempt.check()  # a loss that was noticed before has not broken off this connection
+        return Connected(_connect(attempt, client, spec, timeout_s), to_store)
 
+
+def _connect(attempt: Attempt, client: StoreClient, spec: CommunicationSpec, timeout_s: float) -> dist.ProcessGroup:
     def connect() -> None:
+        # Torch counts its groups in the keys of the store, also those that have come to nothing for this rank alone.
+        dist.distributed_c10d._world.group_count = 0  # noqa: SLF001
         dist.init_process_group(
             "gloo",  # texts and numbers of the host always go this way; see `skippipe.train.connect.links`
-            # By a connection of its own: whoever waits in the store for a rank that is lost holds it, and is broken off
-            # with those to other ranks.
-            store=dist.PrefixStore(f"{attempt.name}/group", attempt.client.store.clone()),  # type: ignore[attr-defined]
+            store=dist.PrefixStore(f"{attempt.name}/group", client.store),  # type: ignore[attr-defined]
             rank=attempt.rank,
             world_size=len(attempt.ranks),
             timeout=timedelta(seconds=spec.timeout_s),
         )
 
     try:
-        attempt.client.call(connect, timeout_s)
+        client.call(connect, timeout_s)
     except TimeoutError:
         raise RendezvousError(
             f"the ranks cannot connect to each other within {timeout_s:.0f} s{_advice(attempt)}"

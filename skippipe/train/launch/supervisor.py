@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from skippipe.data.prepare import corpus_folder
 from skippipe.errors import unexpected
@@ -77,7 +77,10 @@ def train_locally(
         return {"folder": folder, "text": stack.enter_context(corpus_folder(spec.data.text, folder))}
 
     with local_machine(names_by_rank, spec.launch.port, verified) as machine:
-        return run_workers(training(spec), machine, folder, report, prepare=prepare, recovery_s=_recovery_s(spec))
+        return run_workers(
+            training(spec), machine, folder, report,
+            prepare=prepare, recovery_s=_recovery_s(spec), start_retries=spec.launch.start_retries,
+        )  # fmt: skip
 
 
 def train_on_machine(spec: RunSpec, machine: Machine, folder: Path, report: Report) -> signal.Signals | None:
@@ -133,24 +136,27 @@ def run_workers(  # noqa: PLR0913 - by keyword
     *,
     prepare: Prepare = lambda _: {},
     recovery_s: float | None = None,
+    start_retries: int | None = None,
 ) -> signal.Signals | None:
     """Have processes of this machine do their work as ranks of a job; arguments and errors as of `train_locally`.
 
     `prepare` gives what all of them need beside their description, by name; what it enters lasts as long as the job.
     `recovery_s` is how long workers that train may take until they go on without one that has died, beside some
-    iterations; None: they cannot.
+    iterations; None: they cannot. `start_retries` is how often in a row one that was lost is started again without
+    having trained; None: never.
     """
     (folder / "log").mkdir(exist_ok=True)
-    workers = [Worker(each.rank, each.names, folder / "log" / f"{each.rank}.txt") for each in machine.ranks]
-    serving = [] if machine.listener is None else [machine.listener.fileno()]
+    workers = {each.rank: Worker(each.rank, each.names, folder / "log" / f"{each.rank}.txt") for each in machine.ranks}
     with contextlib.ExitStack() as stack:
-        pipes = _event_pipes(len(workers), stack)
-        parent = stack.enter_context(_parent([*serving, *pipes.writing], machine, folder))
-        # From here on only the workers hold these open.
-        for descriptor in pipes.writing:
-            os.close(descriptor)
+        orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        stack.enter_context(orders)
+        inherited = [each.fileno() for each in (theirs, machine.listener) if each is not None]
+        parent = stack.enter_context(_parent(orders, inherited, machine, folder))
+        # From here on only the parent holds these open; their numbers are the same there.
+        theirs_number, *listener = inherited
+        theirs.close()
         if machine.listener is not None:
-            machine.listener.close()  # its number is the same in the parent
+            machine.listener.close()
         report(WorkersStarting(processes=len(workers)))
         _send(parent, work)
         try:
@@ -158,33 +164,20 @@ def run_workers(  # noqa: PLR0913 - by keyword
         except BaseException:
             parent.process.kill()  # there are no workers yet
             raise
-        listener = serving[0] if serving else None
-        _send(parent, Assignment(folder, arguments, list(machine.ranks), pipes.writing, listener))
+        _send(parent, Assignment(folder, arguments, list(machine.ranks), theirs_number, next(iter(listener), None)))
         stop = stack.enter_context(ForwardedStop(workers))
         try:
-            watch = Watch(parent, workers, folder, report, recovery_s=recovery_s, observe=stop.observe)
-            watch.run(pipes.reading)
+            watch = Watch(
+                parent, workers, folder, report,
+                recovery_s=recovery_s, start_retries=start_retries, observe=stop.observe,
+            )  # fmt: skip
+            watch.run()
         except LostWorkerError as error:
             error.others_may_live &= machine.ranks[0].world > len(workers)
             if stop.signal is None:
                 raise
             raise WorkerError(str(error)) from None  # a run that was asked to stop is not started again
         return stop.outcome
-
-
-class EventPipes(NamedTuple):
-    """File descriptors of the pipes for the workers' events."""
-
-    reading: list[int]
-    writing: list[int]
-
-
-def _event_pipes(count: int, stack: contextlib.ExitStack) -> EventPipes:
-    """Open a pipe for each worker; the reading ends are closed with the stack."""
-    pipes = [os.pipe() for _ in range(count)]
-    for reading, _ in pipes:
-        stack.callback(os.close, reading)
-    return EventPipes([reading for reading, _ in pipes], [writing for _, writing in pipes])
 
 
 @contextlib.contextmanager
@@ -212,8 +205,8 @@ def listen(family: int, address: Any) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _parent(inherited: Sequence[int], machine: Machine, folder: Path) -> Iterator[Parent]:
-    """Start the parent of the workers; at the end all of them are gone."""
+def _parent(orders: socket.socket, inherited: Sequence[int], machine: Machine, folder: Path) -> Iterator[Parent]:
+    """Start the parent of the workers, which takes orders; at the end all of them are gone."""
     environment = os.environ | {
         "TOKENIZERS_PARALLELISM": "false",
         "OPENBLAS_NUM_THREADS": "1",  # else importing NumPy starts threads, and the workers are forked
@@ -234,7 +227,7 @@ def _parent(inherited: Sequence[int], machine: Machine, folder: Path) -> Iterato
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        yield Parent(process, path)
+        yield Parent(process, path, orders)
     finally:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()  # it then ends the workers

@@ -2,11 +2,13 @@
 
 import contextlib
 import os
+import pickle
 import selectors
 import signal
+import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -14,6 +16,7 @@ from typing import NamedTuple
 
 from skippipe.errors import SIGNALLED, SchedulerError
 from skippipe.train.launch.failures import ProcessReport, record_failure, stacks_of
+from skippipe.train.launch.restarts import Restarts
 from skippipe.train.launch.worker import (
     LEFT_BEHIND,
     LostWorkerError,
@@ -24,6 +27,7 @@ from skippipe.train.launch.worker import (
     lost_workers,
     reported_error,
 )
+from skippipe.train.launch.workers import Order
 from skippipe.train.observe.events import (
     OF_RANKS,
     Event,
@@ -35,11 +39,14 @@ from skippipe.train.observe.events import (
     RankTraining,
     RankWaiting,
     Report,
+    RunJoined,
     RunRecovered,
     WorkerEnded,
     WorkerFailed,
     WorkerInterrupted,
+    WorkerRestarting,
     WorkerStarted,
+    WorkerStaysLost,
 )
 from skippipe.train.resolve.spec import SLOWEST_HEALTHY
 from skippipe.train.signals import StopRequest
@@ -57,7 +64,8 @@ class ForwardedStop(StopRequest):
     closes its terminal sends SIGHUP twice, and SIGUSR1 is Slurm's warning: neither counts as asking twice.
     """
 
-    def __init__(self, workers: Sequence[Worker]) -> None:
+    def __init__(self, workers: Mapping[int, Worker]) -> None:
+        """Take the workers by rank; others may take their places."""
         super().__init__()
         self._workers = workers
         self._training = False
@@ -87,9 +95,9 @@ class ForwardedStop(StopRequest):
         self._forward()
 
     def _first(self) -> Worker | None:
-        """The first worker that may still train, or is about to be started."""
-        able = (w for w in self._workers if w.failed_at is None and w.status is None and not w.left_behind)
-        return next(able, None)
+        """The first worker that may still train, or is about to be started; best one that the others know."""
+        able = [w for w in self._workers.values() if w.failed_at is None and w.status is None and not w.left_behind]
+        return min(able, key=lambda worker: worker.member is None, default=None)
 
     def _forward(self) -> None:
         first = self._first()
@@ -104,6 +112,16 @@ class Parent(NamedTuple):
     process: subprocess.Popen[bytes]
     log: Path
     """its output"""
+    orders: socket.socket
+    """takes orders"""
+
+    def start(self, rank: int, *, again: bool = False) -> int:
+        """Ask for the worker of a rank, `again` in place of one that was lost; gives the pipe with its events."""
+        reading, writing = os.pipe()
+        with contextlib.suppress(ConnectionError):  # the parent is gone, as its exit status will show
+            socket.send_fds(self.orders, [pickle.dumps(Order(rank, again))], [writing])
+        os.close(writing)
+        return reading
 
 
 class Watch:
@@ -112,28 +130,37 @@ class Watch:
     def __init__(  # noqa: PLR0913 - by keyword
         self,
         parent: Parent,
-        workers: Sequence[Worker],
+        workers: dict[int, Worker],
         folder: Path,
         report: Report,
         *,
         recovery_s: float | None,
+        start_retries: int | None = None,
         observe: Report = lambda _: None,
     ) -> None:
         """Watch workers.
 
         Args:
             parent: of the workers.
-            workers: those on this machine; others may run on other machines.
+            workers: those on this machine by rank; others may run on other machines. Where one is started again, a new
+                entry takes the place of the old one.
             folder: of the run.
             report: takes what they tell of the run, and events about processes.
             recovery_s: how long they may take until they go on without one that has died, beside some iterations;
                 None: they cannot.
+            start_retries: how often in a row one that was lost is started again without having trained; None: never.
             observe: takes every event of a worker that may still train.
 
         """
         self._parent, self._folder, self._report, self._observe = parent, folder, report, observe
-        self._workers = {worker.rank: worker for worker in workers}
-        self._recovery_s = recovery_s
+        self._workers, self._recovery_s = workers, recovery_s
+        self._restarts = None if start_retries is None else Restarts(start_retries)
+        self._start_at: dict[int, float] = {}
+        """when workers are to be started again, by rank (monotonic seconds)"""
+        self._joined_after: dict[int, int] = {}
+        """the iteration after which members have joined that may not have trained yet"""
+        self._trained: set[int] = set()
+        """members that have joined and trained"""
         self._left: dict[int, ProcessReport] = {}
         """of members that the others go on without, for the record"""
         self._told: set[tuple[int, tuple[int, ...], tuple[str, ...]]] = set()
@@ -144,35 +171,75 @@ class Watch:
         self._iteration_s = 0.0
         """of the latest iteration, or as predicted for it if that is longer"""
 
-    def run(self, pipes: Sequence[int]) -> None:
-        """Pass on events until all workers have ended; raises for one that has failed."""
-        parent, workers = self._parent.process, list(self._workers.values())
+    def run(self) -> None:
+        """Start all workers, and pass on events until all have ended; raises for one that has failed."""
+        parent = self._parent.process
         assert parent.stdout is not None
-        reader = EventReader()
-        with selectors.DefaultSelector() as selector:
-            selector.register(parent.stdout, selectors.EVENT_READ, None)
-            for pipe, worker in zip(pipes, workers, strict=True):
-                selector.register(pipe, selectors.EVENT_READ, worker)
+        with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
+            selector.register(parent.stdout, selectors.EVENT_READ, EventReader())
+            stack.callback(_close_pipes, selector)
+            for worker in self._workers.values():
+                selector.register(self._parent.start(worker.rank), selectors.EVENT_READ, worker)
             while selector.get_map():
+                now = time.monotonic()
+                for worker in self._that_start_again(now):
+                    selector.register(self._parent.start(worker.rank, again=True), selectors.EVENT_READ, worker)
                 deadline = self._deadline()
-                wait = None if deadline is None else deadline - time.monotonic()
-                if wait is not None and wait <= 0:
+                if deadline is not None and deadline <= now:
                     break
-                for key, _ in selector.select(wait):
-                    data = os.read(key.fd, 65536)
-                    if not data:
+                moments = [*self._start_at.values(), *([] if deadline is None else [deadline])]
+                for key, _ in selector.select(min(moments) - now if moments else None):
+                    if not self._read(key):
                         selector.unregister(key.fileobj)
-                    if key.data is None:
-                        self._take_from_parent(reader.feed(data))
-                    else:
-                        self._take_from_worker(key.data, key.data.reader.feed(data))
+                        _close_if_of_worker(key)
+        workers = self._workers.values()
         if any(worker.has_failed for worker in workers):
             raise self._failed()
-        if any(worker.status is None for worker in workers):
+        if any(worker.status is None and not (worker.again and worker.process is None) for worker in workers):
             parent.wait(END_S)
             end = f"{end_of(parent.returncode)}; no worker is left{log_tail(self._parent.log)}"
             lost = f"the parent of all workers {end}"
             raise LostWorkerError(lost, trained=self._training)
+
+    def _read(self, key: selectors.SelectorKey) -> bool:
+        """Take the events that have come over a pipe; false: it has ended."""
+        data, source = os.read(key.fd, 65536), key.data
+        if isinstance(source, Worker):
+            self._take_from_worker(source, source.reader.feed(data))
+        else:
+            self._take_from_parent(source.feed(data))
+        return bool(data)
+
+    def _that_start_again(self, now: float) -> list[Worker]:
+        """Those whose time has come, in place of those that were lost."""
+        due = [rank for rank, at in self._start_at.items() if at <= now]
+        for rank in due:
+            del self._start_at[rank]
+            before = self._workers[rank]
+            self._workers[rank] = Worker(rank, before.names, before.log, again=True)
+        return [self._workers[rank] for rank in due]
+
+    def _consider(self, worker: Worker) -> None:
+        """Have one that has ended, and without which the others go on, started again, if that makes sense."""
+        others_train = any(each.takes_part for each in self._workers.values())
+        if self._restarts is None or worker.status is None or not worker.left_behind or not others_train:
+            return
+        pause_s = self._restarts.pause_s(worker.rank, trained=not worker.again or worker.member in self._trained)
+        names = list(worker.names)
+        if pause_s is None:
+            self._report(WorkerStaysLost(rank=worker.rank, names=names, retries=self._restarts.retries))
+        else:
+            self._start_at[worker.rank] = time.monotonic() + pause_s
+            self._report(WorkerRestarting(rank=worker.rank, names=names, pause_s=pause_s))
+
+    def _end_those_that_wait(self) -> None:
+        """End those that were started again once nobody is left whom they could join."""
+        living = [worker for worker in self._workers.values() if worker.is_alive]
+        if not any(worker.takes_part for worker in living):
+            for worker in living:
+                if worker.again:
+                    worker.left_behind = True
+                    _kill(worker)
 
     def _deadline(self) -> float | None:
         """When to stop waiting, by the monotonic clock: some time after a failure, if the others do not go on."""
@@ -200,14 +267,17 @@ class Watch:
                     worker = self._workers[event.rank]
                     worker.process = event.process
                     self._report(replace(event, names=list(worker.names)))
+                    self._end_those_that_wait()
                 case WorkerEnded():
                     worker = self._workers[event.rank]
                     worker.status = event.status
                     if worker.status and worker.failed_at is None:
                         worker.failed_at = time.monotonic()
-                        if worker.member is None:
+                        if worker.member is None and not worker.left_behind:
                             self._let_go(worker)
                     self._report(replace(event, names=list(worker.names)))
+                    self._end_those_that_wait()
+                    self._consider(worker)
 
     def _take_from_worker(self, worker: Worker, events: Sequence[Event]) -> None:
         for event in events:
@@ -239,6 +309,9 @@ class Watch:
                     self._tell_of_training(event)
             case IterationDone():
                 self._iteration_s = max(event.iteration_s, event.predicted_s or 0.0)
+                self._trained |= {who for who, after in self._joined_after.items() if after < event.iteration}
+            case RunJoined():
+                self._joined_after |= dict.fromkeys(event.joined, event.iteration)
             case RunRecovered():
                 self._record_recovery(event)
         if isinstance(event, PlanReady | PlanChanged | RankTraining):
@@ -263,9 +336,9 @@ class Watch:
             worker.left_behind = True
             self._left[worker.member] = worker.report(stacks.get(worker.rank))
         for worker in hanging:
-            assert worker.process is not None
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(worker.process, signal.SIGKILL)
+            _kill(worker)
+        for worker in here:
+            self._consider(worker)
 
     def _let_go(self, worker: Worker) -> None:
         """Take note that a worker has failed before it has trained with the others, who do not wait for it."""
@@ -278,7 +351,7 @@ class Watch:
 
     def _record_recovery(self, event: RunRecovered) -> None:
         """Put on record what is known here of lost workers, which may have run on other machines, and of the others."""
-        others = [worker for worker in self._workers.values() if worker.is_alive]
+        others = [worker for worker in self._workers.values() if worker.takes_part]
         if event.lost:  # else only connections were
             names = event.lost_names if len(event.lost_names) == len(event.lost) else [""] * len(event.lost)
             elsewhere = {
@@ -305,6 +378,23 @@ class Watch:
         elif withdrawn := [w for w in workers if w.has_failed and w.failure is not None and w.failure.withdrawn]:
             record_failure(self._folder, "recovered", [worker.report() for worker in withdrawn], [])
         return error
+
+
+def _kill(worker: Worker) -> None:
+    assert worker.process is not None, "it is alive"
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(worker.process, signal.SIGKILL)
+
+
+def _close_pipes(selector: selectors.BaseSelector) -> None:
+    """Close the pipes of workers that have not ended."""
+    for key in selector.get_map().values():
+        _close_if_of_worker(key)
+
+
+def _close_if_of_worker(key: selectors.SelectorKey) -> None:
+    if isinstance(key.data, Worker):
+        os.close(key.fd)
 
 
 def _stacks(workers: Sequence[Worker]) -> dict[int, str]:

@@ -50,15 +50,22 @@ class Worker:
     """whether the others go on without it"""
     interrupted: WorkerInterrupted | None = None
     """what it was doing when it learnt of the latest loss"""
+    again: bool = False
+    """whether it takes the place of one that was lost, and has to join the others"""
 
     def __post_init__(self) -> None:
-        if self.member is None:
+        if self.member is None and not self.again:
             self.member = self.rank
 
     @property
     def is_alive(self) -> bool:
         """Whether it may still take part."""
         return self.process is not None and self.status is None and not self.left_behind
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether it may still take part, and the others know it."""
+        return self.is_alive and self.member is not None
 
     @property
     def has_failed(self) -> bool:
@@ -81,7 +88,7 @@ class Worker:
 def lost_workers(workers: Sequence[Worker]) -> list[Worker]:
     """The workers that a failure is about: those that were killed; if there are none, those that report nothing."""
     killed = [worker for worker in workers if worker.has_failed and worker.failure is None]
-    silent = [worker for worker in workers if worker.is_alive and worker.failed_at is None]
+    silent = [worker for worker in workers if worker.takes_part and worker.failed_at is None]
     return killed or silent or [min((w for w in workers if w.has_failed), key=_precedence)]
 
 
@@ -98,7 +105,7 @@ def explaining_error(workers: Sequence[Worker]) -> SchedulerError:
         ended = f"{process}{end_of(first.status)}; the others were ended{log_tail(first.log)}"
         return LostWorkerError(f"{first.title}: {ended}")
     error = from_origin(reported_error(first.failure), first.title)
-    silent = [worker.title for worker in workers if worker.failed_at is None and worker.is_alive]
+    silent = [worker.title for worker in workers if worker.failed_at is None and worker.takes_part]
     if silent and first.failure.input is None and first.failure.cause in _LOST:
         return LostWorkerError(f"{', '.join(silent)} reported nothing while others failed; {error}")
     return error

@@ -1,41 +1,40 @@
 """The parent of a local training's workers: `python -m skippipe.train.launch.workers`, started by the supervisor alone.
 
 Importing torch and transformers takes longer than anything else at the start, so it is done once, here, and the
-workers are forked from this process while it has a single thread and has computed nothing. Then it only waits: it
-reports to the supervisor how each worker ends, and kills them all when the supervisor closes its standard input, as the
-kernel does if the supervisor dies. A worker in turn ends when this process is gone.
-
-In a local run it also serves the store of the rendezvous, from a thread of torch: so the store outlives any worker, and
-those that are left can agree on how they go on without one. Which ones have died it tells them there.
+workers are forked from this process. It has a single thread and has computed nothing, so that it can fork a worker at
+any time, also in place of one that was lost; what needs threads is done by a child of its own (`registrar.py`). Then it
+only waits: it starts the workers that the supervisor asks for, reports how each ends, and kills them all when the
+supervisor closes its standard input, as the kernel does if the supervisor dies. A worker in turn ends when this process
+is gone.
 """
 
-import contextlib
 import faulthandler
 import gc
 import os
 import pickle
 import pkgutil
 import secrets
+import selectors
 import signal
+import socket
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from skippipe.errors import InputError, SchedulerError, WithdrawnError, exit_status
-from skippipe.files import open_new
+from skippipe.files import open_new, open_own
 from skippipe.train.connect.rank_spec import RankSpec
 from skippipe.train.launch.failures import STACK_SIGNAL
+from skippipe.train.launch.registrar import Registrar
+from skippipe.train.launch.worker import end_of
 from skippipe.train.observe.events import EventWriter, WorkerEnded, WorkerFailed, WorkerStarted
 
-if TYPE_CHECKING:
-    from skippipe.train.connect.store import StoreClient
-
-STORE_S = 5.0
-"""How long a call to the store may take: who has died can be noticed otherwise."""
+ORDER_BYTES = 4096
+"""More than an order takes."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +59,19 @@ class Assignment:
     """by name, for all ranks the same"""
     ranks: list[RankSpec]
     """those on this machine"""
-    pipes: list[int]
-    """the file descriptor that the events of each of them go to"""
+    orders: int
+    """file descriptor of the socket over which the supervisor asks for workers"""
     listener: int | None
     """file descriptor of the socket on which the store of the rendezvous is to be served; None: another process does"""
+
+
+@dataclass(frozen=True)
+class Order:
+    """Asks for a worker; comes with the file descriptor that its events go to."""
+
+    rank: int
+    again: bool
+    """whether it takes the place of one that was lost, and joins the others"""
 
 
 def main() -> int:
@@ -85,82 +93,126 @@ def main() -> int:
         return report_failure(error, report)
     gc.collect()
     gc.freeze()  # else the first full collection of each worker copies all that was imported, and takes seconds
-    return Children(work, assignment, report).wait()
+    return Children(work, assignment, report).run()
 
 
 class Children:
-    """The workers, as their parent sees them."""
+    """The workers, as their parent sees them, and what serves them."""
 
     def __init__(self, work: Work, assignment: Assignment, report: EventWriter) -> None:
-        self._assignment, self._report = assignment, report
+        self._work, self._assignment, self._report = work, assignment, report
+        self._rank_specs = {rank_spec.rank: rank_spec for rank_spec in assignment.ranks}
         self._alive: dict[int, RankSpec] = {}
         """by process"""
-        self._reaping = threading.Lock()
-        life, own_end = os.pipe()
-        for known in assignment.ranks:
-            rank_spec = replace(known, process_token=secrets.token_hex(8))
-            process = os.fork()
-            if process == 0:
-                for descriptor in (own_end, report.descriptor, assignment.listener):
-                    if descriptor is not None:
-                        os.close(descriptor)
-                _be_worker(work, assignment, rank_spec, life)
-            self._alive[process] = rank_spec
-            report(WorkerStarted(rank=rank_spec.rank, process=process))
-        # From here on only the worker itself holds its pipe: its end is seen at the other one.
-        for pipe in assignment.pipes:
-            os.close(pipe)
-        # Not before the forks, which need a process of a single thread.
-        self._store = self._serve()
-        threading.Thread(target=self._end_with_supervisor, daemon=True).start()
+        self._orders = socket.socket(fileno=assignment.orders)
+        self._ended, waking = os.pipe()
+        for descriptor in (self._ended, waking):
+            os.set_blocking(descriptor, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
+        own = [report.descriptor, assignment.orders, self._ended, waking]
+        self._registrar = Registrar(assignment.ranks[0], assignment.listener, own)
+        self._life, own_end = os.pipe()
+        self._own = [*own, *self._registrar.descriptors, own_end]
+        """file descriptors that are not for workers"""
 
-    def wait(self) -> int:
-        """Wait for all, and report how each ends."""
-        while self._alive:
-            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-            assert ended is not None
-            with self._reaping:
-                _, status = os.waitpid(ended.si_pid, 0)
-                rank_spec = self._alive.pop(ended.si_pid)
-            self._report(WorkerEnded(rank=rank_spec.rank, status=os.waitstatus_to_exitcode(status)))
-            if status:
-                self._tell_others(rank_spec)
+    def run(self) -> int:
+        """Start the workers of all ranks, and more as they are asked for; wait until all have ended."""
+        for _ in self._rank_specs:
+            self._start_worker()
+        # No descriptor of its own, which workers would inherit.
+        with selectors.PollSelector() as selector:
+            takes: dict[int, Callable[[], bool]] = {
+                sys.stdin.fileno(): self._look_at_supervisor,
+                self._orders.fileno(): self._start_worker,
+                self._ended: self._reap,
+            }
+            for descriptor, take in takes.items():
+                selector.register(descriptor, selectors.EVENT_READ, take)
+            while self._alive:
+                for key, _ in selector.select():
+                    if not key.data():
+                        selector.unregister(key.fd)
+        self._registrar.end()
         return 0
 
-    def _serve(self) -> "StoreClient | None":
-        """The store, if this process is to serve it."""
-        from skippipe.train.connect.store import serve_store  # noqa: PLC0415 - after the imports that are waited for
+    def _start_worker(self) -> bool:
+        """Fork the worker that the supervisor asks for; false: there will be no more."""
+        message, descriptors, *_ = socket.recv_fds(self._orders, ORDER_BYTES, 1)
+        if not message:
+            return False
+        order: Order = pickle.loads(message)  # noqa: S301 - sent by our own supervisor, as above
+        rank_spec = replace(self._rank_specs[order.rank], process_token=secrets.token_hex(8))
+        if order.again:
+            rank_spec = replace(rank_spec, newcomer=True, verified=None)
+        (pipe,) = descriptors
+        process = os.fork()
+        if process == 0:
+            ends = _Ends(pipe, self._assignment.folder / "log" / f"{order.rank}.txt", order.again, self._life)
+            _be_worker(self._work, self._assignment, rank_spec, ends, self._own)
+        os.close(pipe)  # only the worker itself holds it: its end is seen at the other one
+        self._alive[process] = rank_spec
+        self._report(WorkerStarted(rank=rank_spec.rank, process=process))
+        return True
 
-        first, listener = self._assignment.ranks[0], self._assignment.listener
-        if listener is None:
-            return None
-        return serve_store(first.host, first.port, listener, STORE_S)
+    def _reap(self) -> bool:
+        """Report how those have ended that have."""
+        os.read(self._ended, 1024)
+        while True:
+            try:
+                process, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return True
+            if not process:
+                return True
+            if process == self._registrar.process:
+                self._end_without_store(os.waitstatus_to_exitcode(status))
+                continue
+            rank_spec = self._alive.pop(process)
+            self._report(WorkerEnded(rank=rank_spec.rank, status=os.waitstatus_to_exitcode(status)))
+            if status:
+                self._registrar.tell_death(rank_spec)
 
-    def _tell_others(self, rank_spec: RankSpec) -> None:
-        """Tell the other ranks, through the store, that one has died."""
-        from skippipe.train.connect.activity import announce_death  # noqa: PLC0415
-        from skippipe.train.connect.store import open_store  # noqa: PLC0415
+    def _look_at_supervisor(self) -> bool:
+        """End all workers once the supervisor has closed its end."""
+        if os.read(sys.stdin.fileno(), 1024):
+            return True
+        self._kill()
+        return False
 
-        # Whom that concerns will notice by heartbeat. Anybody can write what is read here, which may be nonsense.
-        with contextlib.suppress(RuntimeError, OSError, ValueError, TypeError, AttributeError):
-            if self._store is None:
-                self._store = open_store(self._assignment.ranks[0], STORE_S)
-            announce_death(self._store, rank_spec.rank, rank_spec.process_token)
+    def _end_without_store(self, status: int) -> None:
+        """End all workers, which cannot go on."""
+        message = f"the process that serves the store of the rendezvous {end_of(status)}; all others were ended"
+        self._report(WorkerFailed(status=1, message=message, cause="StoreGoneError"))
+        self._kill()
 
-    def _end_with_supervisor(self) -> None:
-        """Wait for the end of standard input, then end all workers."""
-        while os.read(sys.stdin.fileno(), 1024):
-            pass
-        with self._reaping:  # none of them can be reaped now, and its number given to another process
-            for process in self._alive:
-                os.kill(process, signal.SIGKILL)
+    def _kill(self) -> None:
+        for process in self._alive:
+            os.kill(process, signal.SIGKILL)
 
 
-def _be_worker(work: Work, assignment: Assignment, rank_spec: RankSpec, life: int) -> NoReturn:
-    """Do a rank's work and end this process."""
+class _Ends(NamedTuple):
+    """What a worker has to do with other processes, beside those of its job."""
+
+    pipe: int
+    """file descriptor that its events go to"""
+    log: Path
+    """its output"""
+    log_goes_on: bool
+    """whether that is the log of the process whose place it takes"""
+    life: int
+    """file descriptor that ends with its parent"""
+
+
+def _be_worker(work: Work, assignment: Assignment, rank_spec: RankSpec, ends: _Ends, others: Sequence[int]) -> NoReturn:
+    """Do a rank's work and end this process; the file descriptors of `others` are not for it."""
     status = 1
     try:
-        status = _work(work, assignment, rank_spec, life)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for descriptor in others:
+            os.close(descriptor)
+        status = _work(work, assignment, rank_spec, ends)
     except BaseException:  # noqa: BLE001 - nothing may get past this fork
         traceback.print_exc()
     finally:
@@ -168,12 +220,8 @@ def _be_worker(work: Work, assignment: Assignment, rank_spec: RankSpec, life: in
         os._exit(status)
 
 
-def _work(work: Work, assignment: Assignment, rank_spec: RankSpec, life: int) -> int:
-    own = assignment.pipes[rank_spec.local_rank]
-    for pipe in assignment.pipes:
-        if pipe != own:
-            os.close(pipe)
-    log = open_new(assignment.folder / "log" / f"{rank_spec.rank}.txt")
+def _work(work: Work, assignment: Assignment, rank_spec: RankSpec, ends: _Ends) -> int:
+    log = _open_log(ends)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
@@ -181,14 +229,22 @@ def _work(work: Work, assignment: Assignment, rank_spec: RankSpec, life: int) ->
         os.close(descriptor)
     faulthandler.register(STACK_SIGNAL)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it ends without being flushed
-    threading.Thread(target=_end_with_parent, args=[life], daemon=True).start()
-    report = EventWriter(own)
+    threading.Thread(target=_end_with_parent, args=[ends.life], daemon=True).start()
+    report = EventWriter(ends.pipe)
     try:
         run = pkgutil.resolve_name(work.run)  # imported before the fork
         run(spec=work.spec, rank_spec=rank_spec, report=report, **assignment.arguments)
     except Exception as error:  # noqa: BLE001 - whatever it is, the supervisor has to know
         return report_failure(error, report)
     return 0
+
+
+def _open_log(ends: _Ends) -> int:
+    if not ends.log_goes_on:
+        return open_new(ends.log)
+    descriptor = open_own(ends.log)
+    os.lseek(descriptor, 0, os.SEEK_END)
+    return descriptor
 
 
 def _end_with_parent(life: int) -> None:

@@ -66,7 +66,7 @@ def resolve(job: MeasureJob) -> MeasureSpec:
     runtime = job.runtime
     network = configured_cluster(job.cluster)
     # Launch and memory may differ between ranks.
-    own = {"node", "processes", "port", "threads", "memory_bytes", "restarts"}
+    own = {"node", "processes", "port", "threads", "memory_bytes", "restarts", "rejoin", "start_retries"}
     compared = {
         "data": dataclasses.asdict(job.data),
         "train": dataclasses.asdict(job.train),

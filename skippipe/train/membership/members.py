@@ -84,6 +84,8 @@ class Members:
         """
         self._attempt, self._rank_spec, self._spec, self._own = attempt, rank_spec, spec, own
         self._monitor, self._presences, self._others = monitor, presences, others
+        self._to_store: frozenset[int] = frozenset()
+        """connections over which the group of the current generation uses the store; none while it connects"""
         self._facts: dict[int, str] = {}
         self._generation = 0
         self._members: tuple[int, ...] = tuple(range(len(attempt.ranks)))
@@ -100,6 +102,7 @@ class Members:
             texts=dataclasses.replace(self._attempt, check=self._monitor.check),
             interruptible=self._interruptible,
         )
+        self._to_store = rendezvous.store_connections
         self._watch()
 
     def enter(self, generation: int, members: Sequence[int]) -> None:
@@ -204,7 +207,7 @@ class Members:
 
     def _connect(self, members: Sequence[int]) -> None:
         """Connect to the members of the current generation."""
-        self._members = tuple(members)
+        self._members, self._to_store = tuple(members), frozenset()
         for member in members:
             if member not in self._presences:
                 self._meet(member)
@@ -226,12 +229,13 @@ class Members:
             attempt.publish(f"here/{rank}", "")
             for other, presence in enumerate(attempt.ranks):
                 attempt.receive(f"here/{other}", limit_s, node_title(presence.names, other))
-            group = connect_group(attempt, communication, limit_s + MARGIN_S)
+            connected = connect_group(attempt, self._rank_spec, communication, limit_s + MARGIN_S)
         except RendezvousError as error:
             raise error from ConnectionError()  # one that dies meanwhile is known to be lost a little later
+        self._to_store = connected.to_store
         rank_spec = dataclasses.replace(self._rank_spec, rank=rank, world=len(self._members))
         self.rendezvous = Rendezvous(
-            rank_spec, attempt.names_by_rank, attempt, group, self._spec.start_timeout_s,
+            rank_spec, attempt.names_by_rank, attempt, connected.group, self._spec.start_timeout_s,
             interruptible=self._interruptible,
         )  # fmt: skip
 
@@ -259,7 +263,7 @@ class Members:
 
     def _interrupt(self) -> None:
         # First, so that no number goes to others that comes from messages which never arrived.
-        shut_down(open_connections() - self._others)
+        shut_down(open_connections() - self._others - self._to_store)
         for link in self._interruptible:
             link.interrupt()
 

@@ -34,8 +34,10 @@ from skippipe.train.observe.events import (
     RunSummary,
     ValidationDone,
     WorkerFailed,
+    WorkerRestarting,
     WorkersStarting,
     WorkerStarted,
+    WorkerStaysLost,
 )
 
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -243,6 +245,17 @@ def failed_lines(event: WorkerFailed) -> list[str]:
     return [f"node {shown_names(event.names or [])} has failed, the others go on without it: {first}", *more]
 
 
+def worker_restarting_lines(event: WorkerRestarting) -> list[str]:
+    """Which node is about to come back."""
+    return [f"node {shown_names(event.names)} is started again in {event.pause_s:g} s, to join the others"]
+
+
+def stays_lost_lines(event: WorkerStaysLost) -> list[str]:
+    """Which node does not come back, and why."""
+    why = f"{event.retries} starts in a row have ended before it had trained an iteration (runtime.start_retries)"
+    return [f"node {shown_names(event.names)} stays lost: {why}"]
+
+
 def training_lines(event: RankTraining) -> list[str]:
     """That this machine trains while another one reports."""
     changes = [f"lost node {shown_names(event.lost_names)}"] if event.lost else []
@@ -351,6 +364,8 @@ GIBIBYTE = 2**30
 LINES: dict[type[Event], Callable[[Any], list[str]]] = {
     WorkerStarted: started_lines,
     WorkerFailed: failed_lines,
+    WorkerRestarting: worker_restarting_lines,
+    WorkerStaysLost: stays_lost_lines,
     PlanReady: plan_lines,
     RunRestarting: restarting_lines,
     RunRecovered: recovered_lines,

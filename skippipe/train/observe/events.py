@@ -341,6 +341,30 @@ class WorkerFailed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkerRestarting(Event):
+    """A process of a local run that was lost is about to be started again, and will ask the others to admit it."""
+
+    kind = "worker_restarting"
+    rank: int
+    names: list[str]
+    """nodes that it serves"""
+    pause_s: float
+    """until then"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerStaysLost(Event):
+    """A process of a local run is not started again: that has come to nothing too often."""
+
+    kind = "worker_stays_lost"
+    rank: int
+    names: list[str]
+    """nodes that it served"""
+    retries: int
+    """starts in a row after which it has not trained"""
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerInterrupted(Event):
     """A process of a local run could not go on for the loss of another one."""
 

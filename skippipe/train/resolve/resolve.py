@@ -16,7 +16,7 @@ from skippipe.model.settings import resolved_settings, weights_folder
 from skippipe.phases import RunLength, check_phases, reallocate, resolve_phases
 from skippipe.planning import microbatches
 from skippipe.ranks import shown_names
-from skippipe.train.config import RuntimeConfig, TrainJob
+from skippipe.train.config import NodeJob, RuntimeConfig, TrainJob
 from skippipe.train.resolve.layout import Layout, allocating_planner, resolve_layout, searches_layers
 from skippipe.train.resolve.plan_model import check_model
 from skippipe.train.resolve.spec import (
@@ -77,6 +77,7 @@ def resolve(job: TrainJob) -> RunSpec:
             job.runtime.threads,
             folder=job.folder,
             restarts=job.runtime.restarts,
+            start_retries=_start_retries(job),
         ),
         iterations=train.iterations,
         seed=train.seed,
@@ -91,6 +92,19 @@ def resolve(job: TrainJob) -> RunSpec:
         shared_settings=_shared_settings(job),
         settings_yaml=OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(job))),
     )
+
+
+def _start_retries(job: TrainJob) -> int | None:
+    """How often in a row a lost process is started again without having trained; None: never."""
+    if not job.runtime.rejoin:
+        return None
+    if not job.runtime.recover:
+        hint = "nobody goes on whom it could join"
+        raise unexpected("runtime.rejoin", "true", "false with runtime.recover=false", hint=hint)
+    if isinstance(job, NodeJob):
+        hint = "a machine whose only process was lost joins the others again by runtime.restarts"
+        raise unexpected("runtime.rejoin", "true", "false with skippipe node", hint=hint)
+    return job.runtime.start_retries
 
 
 def _check_redundancy(job: TrainJob) -> None:

@@ -200,6 +200,8 @@ class LaunchSpec:
     """of the run; None: named after date and time"""
     restarts: int = 0
     """times that a local run which has lost a process starts again"""
+    start_retries: int | None = None
+    """how often in a row a local run starts a lost process again that has not trained since; None: never"""
 
 
 @dataclass(frozen=True)
