@@ -80,9 +80,9 @@ def test_the_table_that_ships_is_that_of_the_emulated_study() -> None:
     page = (STUDIES / "emulated.md").read_text("utf-8")
     costs = load_costs(None)
     assert [(r.layers, r.hidden, r.tokens, r.iterations) for r in costs.regimes] == [
-        (16, 512, 150e6, 1526), (16, 256, 300e6, 3052), (24, 640, 200e6, 2035),
+        (16, 512, 150e6, 1526), (16, 256, 300e6, 3052), (16, 256, 300e6, 3052), (24, 640, 200e6, 2035),
     ]  # fmt: skip
-    for measured in costs.regimes_of(16, None):
+    for measured in costs.regimes[:2]:
         assert sum(run.arm.startswith(("wsd_", "n_")) for r in measured.recipes for run in r.runs) > 15
         for recipe in measured.recipes:
             for run in recipe.runs:
@@ -100,16 +100,17 @@ def test_the_table_that_ships_is_that_of_the_emulated_study() -> None:
                 assert float(cells[3].rstrip("%")) / 100 == pytest.approx(saved, abs=6e-4)
 
 
-def test_the_table_that_ships_is_that_of_the_large_study() -> None:
-    """Every run of 24 layers is a record of it, trained by the phases of the recipe, with its losses."""
-    records = load_records(STUDIES / "large.json")
-    (measured,) = load_costs(None).regimes_of(24, None)
+@pytest.mark.parametrize(("study", "number"), [("growth", 2), ("large", 3)])
+def test_the_table_that_ships_is_that_of_studies(study: str, number: int) -> None:
+    """Every run of these regimes is a record, trained by the phases of the recipe, with its losses."""
+    records = load_records(STUDIES / f"{study}.json")
+    measured = load_costs(None).regimes[number]
     for recipe in measured.recipes:
         for run in recipe.runs:
             record = records[ArmKey(run.arm, run.seed)]
             assert record.finished
             assert record.latest is not None
-            assert record.tokens_done == measured.iterations * measured.iteration_tokens
+            assert record.tokens_done == measured.iterations_of(recipe) * measured.iteration_tokens
             assert run.loss == round(record.latest.loss, 4)
             shown = {row.omission: f"{math.log(row.perplexity.value):.2f}" for row in record.evaluation}
             assert (shown["random:0.25"], shown["random:0.5"]) == (f"{run.quarter:.2f}", f"{run.half:.2f}")
@@ -124,8 +125,8 @@ def test_the_table_that_ships_is_that_of_the_large_study() -> None:
 
 def test_nothing_is_extrapolated() -> None:
     costs = load_costs(None)
-    assert [found.tokens for found in costs.regimes_of(16, None)] == [150e6, 300e6]
-    assert [found.hidden for found in costs.regimes_of(16, 300e6)] == [256]
+    assert [found.tokens for found in costs.regimes_of(16, None)] == [150e6, 300e6, 300e6]
+    assert [found.hidden for found in costs.regimes_of(16, 300e6)] == [256, 256]
     with pytest.raises(InputError, match="expected a measured depth: 16, 24, got 20; costs are not ext"):
         costs.regimes_of(20, None)
     with pytest.raises(InputError, match=r"tokens: expected null, or a measured number: 1.5e\+08, 3e\+08, got 2e\+08"):
@@ -141,7 +142,7 @@ def test_phases_as_they_are_typed() -> None:
 
 @pytest.fixture
 def small_costs(write: Write) -> str:
-    """Two recipes, of which one leaves out more than the four stages of the cluster let it, and a dense model."""
+    """Two recipes, of which one leaves out more than the four stages of the cluster let it, and dense models."""
     run = {"arm": "a", "learning_rate": 1e-3, "quarter": 3.0, "half": 4.0}
     half = [{"share": 0.5, "skip_ratio": 0.0, "stages": 0.5}, {"skip_ratio": 0.0}]
     recipes: list[dict[str, Any]] = [
@@ -149,8 +150,9 @@ def small_costs(write: Write) -> str:
         {"name": "half", "what": "half", "phases": half, "left_out": [0.5, 0.0], "new_layers": "copy"},
         {"name": "less", "what": "half", "phases": half, "left_out": [0.2, 0.0], "new_layers": "init"},
         {"name": "dense", "what": "dense", "depth": 2},
+        {"name": "longer", "what": "dense", "depth": 2, "tokens": 3e6},
     ]
-    losses = {"full": (2.0, 2.1), "half": (1.95, 2.0), "less": (1.0, 1.0), "dense": (2.3, 2.4)}
+    losses = {"full": (2.0, 2.1), "half": (1.95, 2.0), "less": (1.0, 1.0), "dense": (2.3, 2.4), "longer": (1.9, 2.0)}
     for recipe in recipes:
         recipe["runs"] = [run | {"seed": seed, "loss": loss} for seed, loss in enumerate(losses[recipe["name"]])]
     content = {
@@ -172,14 +174,16 @@ def test_a_proposal(run: Run, tmp_path: Path, small_costs: str) -> None:
     assert found["chosen"] == "half"
     by_name = {recipe["name"]: recipe for recipe in found["recipes"]}
     assert by_name["less"]["timing"] is None, "it would leave out more than was measured"
-    half, full, dense = (by_name[name] for name in ("half", "full", "dense"))
+    half, full, dense, longer = (by_name[name] for name in ("half", "full", "dense", "longer"))
     assert half["run_s"] == pytest.approx(1000 * half["timing"]["iteration_s"] + half["timing"]["changes_s"])
     assert half["timing"]["changes_s"] > 0, "the copies"
     assert half["run_s"] < full["run_s"]
     assert dense["timing"]["iteration_s"] < full["timing"]["iteration_s"]
+    assert (longer["run_s"], longer["reaches_full"]) == (pytest.approx(3 * dense["run_s"]), True)
     for expected in (
-        "train.new_layers=copy train.decay=linear", "Not compared: less", "2 layers, ", "Undecided: dense",
-        "Rules bent: without stages 2-3", "Measured for 4 layers, 1 M tokens (about 20 a parameter)",
+        "train.new_layers=copy train.decay=linear", "Not compared: less", "2 layers, ", "2 layers, 3 M tokens, ",
+        "Undecided: dense takes", "Rules bent: without stages 2-3",
+        "Measured for 4 layers, 1 M tokens (about 20 a parameter)",
     ):  # fmt: skip
         assert expected in result.out
     # The proposed settings are settings, and take the time that was said.

@@ -50,6 +50,8 @@ class Recipe:
     """fraction of the layer executions that each phase left out"""
     new_layers: str | None = None
     """train.new_layers; None: no layers join"""
+    tokens: float | None = None
+    """of a run; None: as many as the other recipes have"""
 
     def best(self, tolerance: float) -> list[MeasuredRun]:
         """The runs at the rate with the lowest mean loss; within `tolerance` of it, at that with the most runs."""
@@ -78,6 +80,10 @@ class Regime:
     def iterations(self) -> int:
         """Of a run."""
         return round(self.tokens / self.iteration_tokens)
+
+    def iterations_of(self, recipe: Recipe) -> int:
+        """Of a run of a recipe."""
+        return self.iterations if recipe.tokens is None else round(recipe.tokens / self.iteration_tokens)
 
     @property
     def full(self) -> Recipe:
@@ -108,7 +114,7 @@ class CostTable:
         found = [regime for regime in self.regimes if regime.layers == depth]
         if tokens is None:
             return found
-        known = sorted(regime.tokens for regime in found)
+        known = sorted({regime.tokens for regime in found})
         if tokens not in known:
             hint = "costs are not extrapolated to other lengths of a run"
             expected = f"null, or a measured number: {', '.join(f'{number:.4g}' for number in known)}"

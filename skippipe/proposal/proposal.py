@@ -99,7 +99,7 @@ def propose(regime: Regime, timings: Sequence[tuple[Recipe, Timing | None]], tol
 
 def _candidate(regime: Regime, recipe: Recipe, timing: Timing | None, tolerance: float) -> Candidate:
     runs = recipe.best(tolerance)
-    run_s = None if timing is None else regime.iterations * timing.iteration_s + timing.changes_s
+    run_s = None if timing is None else regime.iterations_of(recipe) * timing.iteration_s + timing.changes_s
     return Candidate(
         recipe=recipe,
         seeds=len({run.seed for run in runs}),

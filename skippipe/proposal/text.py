@@ -71,8 +71,9 @@ def proposal_lines(proposal: Proposal, costs: CostTable, iteration_tokens: int |
     open_ = [each.recipe.name for each in proposal.faster]
     if open_:
         lines.append(
-            f"  Undecided: {', '.join(open_)} take less time for the same tokens and end above; with more tokens they "
-            f"might reach that loss sooner, which was not measured."
+            f"  Undecided: {', '.join(open_)} take{'s' if len(open_) == 1 else ''} less time for the same tokens and "
+            f"end{'s' if len(open_) == 1 else ''} above; with more tokens that loss might be reached sooner, which was not "
+            f"measured."
         )
     unlike = [each.recipe.name for each in proposal.candidates if each.timing is None]
     if unlike:
@@ -105,16 +106,18 @@ def robustness(chosen: Candidate, proposal: Proposal) -> str:
 
 
 def _beside(dense: Candidate, chosen: Candidate) -> str:
+    tokens = "" if dense.recipe.tokens is None else f", {dense.recipe.tokens / 1e6:.0f} M tokens"
+    what = f"{dense.recipe.depth} layers{tokens}"
     if dense.run_s is None or dense.timing is None or chosen.run_s is None:
-        return f"{dense.recipe.depth} layers: no plan"
+        return f"{what}: no plan"
     verdict = (
-        "reaches that loss"
+        f"reaches that loss in {dense.run_s / chosen.run_s:.2f} of the time"
         if dense.reaches
         else "above it in more time"
         if dense.run_s >= chosen.run_s
         else f"above it in {dense.run_s / chosen.run_s:.2f} of the time"
     )
-    return f"{dense.recipe.depth} layers, {dense.timing.how}: {difference(dense.above_full)}, {verdict}"
+    return f"{what}, {dense.timing.how}: {difference(dense.above_full)}, {verdict}"
 
 
 def _limits(proposal: Proposal, iteration_tokens: int | None) -> str:
@@ -168,6 +171,7 @@ def _entry(each: Candidate) -> dict[str, Any]:
     return {
         "name": each.recipe.name,
         "depth": each.recipe.depth,
+        "tokens": each.recipe.tokens,
         "seeds": each.seeds,
         "learning_rate": each.learning_rate,
         "loss": each.loss,
