@@ -70,10 +70,10 @@ def proposal_lines(proposal: Proposal, costs: CostTable, iteration_tokens: int |
         lines.append(f"  Dense models beside it: {'; '.join(_beside(each, chosen) for each in dense)}.")
     open_ = [each.recipe.name for each in proposal.faster]
     if open_:
+        one = "s" if len(open_) == 1 else ""
         lines.append(
-            f"  Undecided: {', '.join(open_)} take{'s' if len(open_) == 1 else ''} less time for the same tokens and "
-            f"end{'s' if len(open_) == 1 else ''} above; with more tokens that loss might be reached sooner, which was not "
-            f"measured."
+            f"  Undecided: {', '.join(open_)} take{one} less time for the same tokens and end{one} above; with more tokens "
+            f"that loss might be reached sooner, which was not measured."
         )
     unlike = [each.recipe.name for each in proposal.candidates if each.timing is None]
     if unlike:
