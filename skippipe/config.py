@@ -22,6 +22,7 @@ Contention = Literal["none", "link", "uplink"]
 CONTENTIONS = get_args(Contention)
 ALLOCATIONS = ("kept", "anew")
 COMPARISONS = ("own", "same")
+NEW_LAYERS = ("init", "copy")
 METHODS = ("auto", "cbs")
 CHURN_POLICIES = ("recover", "join", "restart", "redundant")
 
@@ -359,6 +360,8 @@ class PlanJob:
     """strategy, skip ratio and constraints"""
     phases: PhasesConfig = field(default_factory=PhasesConfig)
     """skip ratio and stages in use over a run: one plan per phase"""
+    new_layers: str = setting("init", choices=NEW_LAYERS)
+    """how layers begin that join in a phase, as train.new_layers: copies take time"""
     planner: PlannerConfig = field(default_factory=PlannerConfig)
     """search budget and method"""
     compare: list[str] = setting([], choices=STRATEGIES)

@@ -84,6 +84,16 @@ def test_moves_between_nodes_take_time(run: Run) -> None:
     assert "changes of phases: unknown in all" in unknown.out
 
 
+def test_copies_take_time_and_layers_drawn_anew_take_none(run: Run) -> None:
+    """Nodes keep their stages, so nothing moves."""
+    growth = "phases.list=[{share: 0.5, skip_ratio: 0, stages: 0.5}, {skip_ratio: 0}]"
+    arguments = ("plan", "cluster=local4", "schedule.stages=4", WORK, growth)
+    assert "changes of phases" not in run(*arguments).out
+    copied = run(*arguments, "new_layers=copy")
+    (taken,) = re.findall(r"changes of phases: (\S+) s in all", copied.out)
+    assert float(taken) > 0
+
+
 def test_growth_inside_of_stages(run: Run, tmp_path: Path) -> None:
     result = run(
         "plan", "cluster=five_clusters", "allocate.decoder_layers=24", "phases=grow_inside", WORK, "output=plan.json"

@@ -57,7 +57,7 @@ def plan(job: PlanJob, context: Context) -> float:
                 raise with_origin(error, job.cluster.file, job.allocate.stages) from None
     # Stopped by hand: the best plan so far is shown and written, then the command ends as an interrupted one.
     stopped = made.solver.interrupted
-    run = PlannedRun.of_one_plan(made) if stopped else plan_run(job, made)
+    run = PlannedRun.of_one_plan(made) if stopped else plan_run(job, made, copy=job.new_layers == "copy")
     files = {} if output is None else {phase_file(output, number): plan for number, plan in enumerate(run.plans, 1)}
     for file, plan in files.items():
         save_plan(plan, file)

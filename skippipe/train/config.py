@@ -10,6 +10,7 @@ from skippipe.config import (
     AT_LEAST_0,
     AT_LEAST_1,
     CONTENTIONS,
+    NEW_LAYERS,
     AllocateConfig,
     ClusterConfig,
     LinkChange,
@@ -25,7 +26,6 @@ from skippipe.devices import AUTOCASTS, DTYPES, WIRE_DTYPES
 BACKENDS = ("auto", "gloo", "nccl")
 LINKS = ("real", "emulated")
 DECAYS = ("cosine", "linear")
-NEW_LAYERS = ("init", "copy")
 CUDA_GRAPHS = ("auto", "always", "never")
 LOST_STAGES = ("restart", "checkpoint", "average", "copy", "skip")
 REPLANS = ("off", "routes", "allocation")
