@@ -4,7 +4,7 @@
 
 Each case is a `skippipe train` that times its stages first, as it does by default, and so predicts the iteration; the
 median of all iterations but the first two is compared with that. Processes that get a core each are pinned to it as
-soon as they are there. For a quiet machine of two cores; with `--gpus` the cases for one of two GPUs. Writes
+soon as they are there. For a quiet machine of two cores; with `--gpus` the cases for a machine with two GPUs. Writes
 out/accuracy.json and out/accuracy.md.
 """
 

@@ -361,7 +361,7 @@ class PlanJob:
     phases: PhasesConfig = field(default_factory=PhasesConfig)
     """skip ratio and stages in use over a run: one plan per phase"""
     new_layers: str = setting("init", choices=NEW_LAYERS)
-    """how layers begin that join in a phase, as train.new_layers: copies take time"""
+    """initialisation of layers that join in a phase, as train.new_layers; the predicted time includes copies"""
     planner: PlannerConfig = field(default_factory=PlannerConfig)
     """search budget and method"""
     compare: list[str] = setting([], choices=STRATEGIES)

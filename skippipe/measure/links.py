@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 LEAST_SHORT_MESSAGES, SHORT_MESSAGES = 3, 9
 """Messages of a byte from which the latency is taken: as many as `SHORT_S` has room for."""
 SHORT_S = 0.25
-PART_MESSAGES = 2
+PART_MESSAGES = 3
 """Messages of a part of the real size from which the time of the real one is extrapolated; one of them on links with
 long round trips."""
 PART = 8
@@ -45,6 +45,7 @@ LOCAL_BANDWIDTH = 1e12
 """Bytes per second between two nodes of one rank, where nothing is sent."""
 SHORTEST_S = 1e-9
 _NO_MORE = 255
+"""Asked for in place of a number of parts: nothing more."""
 
 
 class Exchange(Protocol):
@@ -62,7 +63,13 @@ class Exchange(Protocol):
     def timeout_s(self) -> float:
         """Longest wait for a message."""
 
-    def all_gather(self, key: str, text: str) -> list[str]:
+    def publish(self, key: str, text: str) -> None:
+        """Publish a text of this rank."""
+
+    def receive(self, key: str, rank: int, extra_s: float = 0.0) -> str:
+        """Wait for a text of another rank, `extra_s` longer than usual if it takes that long."""
+
+    def all_gather(self, key: str, text: str, extra_s: float = 0.0) -> list[str]:
         """Publish this rank's text and receive those of all, by rank."""
 
     def transferring(self, what: str, ranks: Iterable[int]) -> AbstractContextManager[None]:
@@ -124,10 +131,13 @@ def time_links(
     for number, pairs in enumerate(all_rounds):
         for a, b in pairs:
             if exchange.rank in (a, b):
+                # The partner may still be in an earlier round, in which links are slower.
+                exchange.publish(f"timed {number}, {key}", "")
+                exchange.receive(f"timed {number}, {key}", a + b - exchange.rank, number * exchange.timeout_s)
                 with exchange.transferring("messages to be timed", (a, b)):
                     own[a + b - exchange.rank] = messages.time(a, b)
         report(number + 1, len(all_rounds))
-    gathered = exchange.all_gather(f"links, {key}", json.dumps(own))
+    gathered = exchange.all_gather(f"links, {key}", json.dumps(own), len(all_rounds) * exchange.timeout_s)
     return link_times([_parsed(text) for text in gathered], message_spec.payload_bytes)
 
 
@@ -189,8 +199,8 @@ class _Messages:
 
     def _ping(self, sender: int) -> list[float]:
         """Round trips of a byte, after one that does not count, since it may connect the ranks."""
-        begin = time.perf_counter()
         trips = [self._trip(0, sender)]
+        begin = time.perf_counter()
         while len(trips) <= LEAST_SHORT_MESSAGES or (
             len(trips) <= SHORT_MESSAGES and time.perf_counter() - begin < SHORT_S
         ):
@@ -200,12 +210,14 @@ class _Messages:
     def _fetch(self, sender: int, round_trips_s: Sequence[float], *, always: bool) -> DirectionTimes:
         """Ask a rank for messages, and time them."""
         short = summarize(round_trips_s)
-        part_s = max(self._trip(1, sender) - short.median_s, SHORTEST_S)
+        parts_s = [self._trip(1, sender)]
+        part_s = max(parts_s[0] - short.median_s, SHORTEST_S)
         growth = min(math.ceil(GROWTH_ROUND_TRIPS * short.median_s / part_s), PART)
         if growth > 1:
             self._trip(growth, sender)
+            parts_s.clear()
         count = PART_MESSAGES if PART_MESSAGES * short.median_s < SHORT_S else 1
-        parts_s = [self._trip(1, sender) for _ in range(count)]
+        parts_s += [self._trip(1, sender) for _ in range(count - len(parts_s))]
         part_s = max(statistics.median(parts_s) - short.median_s, SHORTEST_S)
         trips = [self._trip(PART, sender) for _ in range(full_messages(PART * part_s, always=always))]
         self._ask(_NO_MORE, sender)
@@ -213,7 +225,7 @@ class _Messages:
         return DirectionTimes(Timing(short.median_s / 2, short.spread_s / 2, short.samples), part_s, full)
 
     def _serve(self, receiver: int) -> list[float]:
-        """Send a rank what it asks for; gives the round trips of a byte, which end with its next request."""
+        """Send a rank what it asks for; gives the round trips of a byte but the first: until its next request is here."""
         parts, round_trips_s = self._asked(receiver), list[float]()
         while parts != _NO_MORE:
             begin, sent = time.perf_counter(), parts
@@ -221,7 +233,7 @@ class _Messages:
             parts = self._asked(receiver)
             if sent == 0:
                 round_trips_s.append(time.perf_counter() - begin)
-        return round_trips_s
+        return round_trips_s[1:]
 
     def _asked(self, receiver: int) -> int:
         """Wait for a request."""

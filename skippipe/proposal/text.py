@@ -72,7 +72,7 @@ def proposal_lines(proposal: Proposal, costs: CostTable, iteration_tokens: int |
     if open_:
         one = "s" if len(open_) == 1 else ""
         lines.append(
-            f"  Undecided: {', '.join(open_)} take{one} less time for the same tokens and end{one} above; with more "
+            f"  Undecided: {', '.join(open_)} take{one} less time and end{one} above; with more "
             f"tokens that loss might be reached sooner, which was not measured."
         )
     unlike = [each.recipe.name for each in proposal.candidates if each.timing is None]

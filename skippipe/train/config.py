@@ -82,7 +82,7 @@ class RuntimeConfig:
     rejoin: bool = False
     """local runs: start a lost process again, which joins the others after an iteration, if they go on"""
     start_retries: int = setting(3, within=AT_LEAST_1)
-    """runtime.rejoin: starts in a row after which a process may be lost before it has trained; then it stays lost"""
+    """with runtime.rejoin: restarts of a process in a row, without an iteration trained, before it is given up"""
     memory_bytes: float | None = setting(None, within=ABOVE_0)
     """memory limit per process in bytes, checked by --dry-run; null: not checked"""
     calibrate: bool = True

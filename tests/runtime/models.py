@@ -233,7 +233,7 @@ def open_link(rank: int, links: str, device: torch.device) -> Link:
         torch.cuda.set_device(device)
     if links.startswith(EMULATED):
         uplink = Uplink((0.001,) * dist.get_world_size(), (0.0,) * dist.get_world_size())
-        return EmulatedLink(open_link(rank, links.removeprefix(EMULATED), device), uplink, hosts=GlooLink())
+        return EmulatedLink(open_link(rank, links.removeprefix(EMULATED), device), uplink, host_link=GlooLink())
     if links in {"nccl", "peer"}:
         peers = PeerEdges(rank, device, 1000, exchange)  # messages travel in several parts
         return GpuLink(rank, device, peers if links == "peer" else None)

@@ -47,8 +47,8 @@ MOMENTS = ("forward", "backward", "reduction", "norm", "told", "step", "checkpoi
 HOST = "127.0.0.1"
 PATIENCE_S = 240.0
 SLOW_S = 0.3
-ARRIVED_S = 0.3
-"""After which a small message has arrived."""
+ARRIVED_S = 1.0
+"""After which a small message that was sent has been read."""
 FAULT = "a fault of its own"
 
 
@@ -282,9 +282,12 @@ def _set_fate(patch: pytest.MonkeyPatch, fate: Fate | None) -> None:
         nonlocal told
         if now == fate.iteration and tag == DOWN_TAG:
             if told:
-                time.sleep(ARRIVED_S)
                 fate.meet()
             told = True
+            work = send(link, tensor, to_rank, tag)
+            work.wait(PATIENCE_S)
+            time.sleep(ARRIVED_S)
+            return work
         return send(link, tensor, to_rank, tag)
 
     def only_at_the_start(connect: Callable[..., Any]) -> Callable[..., Any]:

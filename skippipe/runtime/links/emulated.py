@@ -150,7 +150,7 @@ class EmulatedLink(RingSums):
         uplink: Uplink,
         contention: Contention = "none",
         changes: Mapping[int, Uplink] | None = None,
-        hosts: Link | None = None,
+        host_link: Link | None = None,
     ) -> None:
         """Wrap a link.
 
@@ -160,10 +160,10 @@ class EmulatedLink(RingSums):
             contention: messages that leave one after the other: none of them, those of a "link" (to the same rank), or
                 all those of the "uplink".
             changes: other transfer times, by the iterations before each; None: they stay.
-            hosts: the way of delivery times, for tensors of the host; None: `link` itself.
+            host_link: carries the delivery times, as host tensors; None: `link` does.
 
         """
-        self._link, self._hosts, self._contention = link, hosts or link, contention
+        self._link, self._host_link, self._contention = link, host_link or link, contention
         self.uplink = uplink
         """transfer times of this rank's messages now"""
         self._changes = {0: uplink} | dict(changes or {})
@@ -182,14 +182,14 @@ class EmulatedLink(RingSums):
         await_stream(tensor.device)
         delivered_at = self._delivered_at(to_rank, tensor.nbytes)
         delivery = torch.tensor([delivered_at], dtype=torch.float64)
-        delivery_work = self._hosts.isend(delivery, to_rank, tag)
+        delivery_work = self._host_link.isend(delivery, to_rank, tag)
         complete_at = delivered_at if tag < TAGS_PER_MICROBATCH else 0.0
         return EmulatedSend(self._link.isend(tensor, to_rank, tag), delivery_work, delivery, complete_at)
 
     def irecv(self, tensor: Tensor, from_rank: int, tag: int) -> EmulatedReceive:
         """Start a receive; see `Link`."""
         delivery = torch.empty(1, dtype=torch.float64)
-        delivery_work = self._hosts.irecv(delivery, from_rank, tag)
+        delivery_work = self._host_link.irecv(delivery, from_rank, tag)
         return EmulatedReceive(self._link.irecv(tensor, from_rank, tag), delivery_work, delivery)
 
     def _delivered_at(self, to_rank: int, size_bytes: int) -> float:

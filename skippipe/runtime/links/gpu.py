@@ -25,8 +25,8 @@ from torch import distributed as dist
 from skippipe.errors import ActionError
 from skippipe.runtime.links import Work
 from skippipe.runtime.links.gloo import first_line
-from skippipe.runtime.links.patience import call_in_time
 from skippipe.runtime.links.peer import Edge, PeerEdges, edges_of
+from skippipe.runtime.links.timeouts import call_with_timeout
 
 NEVER = timedelta(days=30)
 """The host watches the time itself (`skippipe.runtime.timeline`), and can say which action has not ended."""
@@ -203,7 +203,7 @@ class GpuLink:
             torch.cuda.synchronize(self._device)
 
         try:
-            call_in_time(connect, self._interrupted, self._connect_timeout_s)
+            call_with_timeout(connect, self._interrupted, self._connect_timeout_s)
         except OSError as error:
             others = ", ".join(str(rank) for rank in ranks if rank != self._rank)
             raise ActionError(f"connecting GPUs by NCCL, with rank {others}: {error}") from error

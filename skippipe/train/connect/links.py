@@ -85,18 +85,18 @@ def open_links(  # noqa: PLR0913, PLR0917 - what links depend on
         uplinks = uplinks_of(network, rank_of, rendezvous.rank, communication.time_scale, communication.link_changes)
         contention = communication.planned_contention(network)
 
-        def emulate(link: Link, hosts: Link) -> Link:
-            emulated.append(EmulatedLink(link, uplinks[0], contention, uplinks, hosts))
+        def emulate(link: Link, host_link: Link | None = None) -> Link:
+            emulated.append(EmulatedLink(link, uplinks[0], contention, uplinks, host_link))
             return emulated[-1]
 
-        messages, control = emulate(messages, gloo), emulate(gloo, gloo)
+        messages, control = emulate(messages, gloo), emulate(gloo)
         transport += ", as slowly as over the cluster's links"
     return Links(
         messages,
         control,
         transport if rendezvous.world > 1 else "",
         emulated,
-        lambda group: emulate(GlooLink(group), GlooLink(group)) if emulated else GlooLink(group),
+        lambda group: emulate(GlooLink(group)) if emulated else GlooLink(group),
     )
 
 

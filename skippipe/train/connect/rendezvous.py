@@ -274,6 +274,7 @@ def _connect(attempt: Attempt, client: StoreClient, spec: CommunicationSpec, tim
         raise RendezvousError(
             f"the ranks cannot connect to each other: {first_line(error)}{_advice(attempt)}"
         ) from None
+    client.store.set_timeout(timedelta(seconds=spec.start_timeout_s))  # for communicators that are made later
     group = dist.group.WORLD
     assert group is not None
     return group

@@ -31,11 +31,11 @@ class Registrar:
 
         """
         reading, self._telling = os.pipe()
+        self.has_ended = False
+        """set by who waits for children"""
         self.process = os.fork()
         if self.process == 0:
-            for descriptor in (*others, self._telling):
-                os.close(descriptor)
-            _be_registrar(first, listener, reading)
+            _be_registrar(first, listener, reading, (*others, self._telling))
         os.close(reading)
         if listener is not None:
             os.close(listener)
@@ -51,14 +51,19 @@ class Registrar:
             os.write(self._telling, pickle.dumps((rank_spec.rank, rank_spec.process_token)))
 
     def end(self) -> None:
-        """End it, if it has not ended; the caller waits for it."""
-        os.kill(self.process, signal.SIGKILL)
+        """End it, if it has not ended, and wait until it is gone."""
+        if not self.has_ended:
+            os.kill(self.process, signal.SIGKILL)
+            os.waitpid(self.process, 0)
+            self.has_ended = True
 
 
-def _be_registrar(first: RankSpec, listener: int | None, reading: int) -> NoReturn:
+def _be_registrar(first: RankSpec, listener: int | None, reading: int, others: Sequence[int]) -> NoReturn:
     """Serve the store, and tell of deaths, until the parent is gone; ends this process."""
     status = 1
     try:
+        for descriptor in others:
+            os.close(descriptor)
         signal.set_wakeup_fd(-1)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         with os.fdopen(reading, "rb") as deaths:
@@ -81,7 +86,7 @@ def _serve(first: RankSpec, listener: int | None, deaths: BinaryIO) -> None:
         except EOFError:
             return
         # Whom that concerns will notice by heartbeat. Anybody can write what is read here, which may be nonsense.
-        with contextlib.suppress(RuntimeError, OSError, ValueError, TypeError, AttributeError):
+        with contextlib.suppress(Exception):
             if client is None:
                 client = open_store(first, STORE_S)
             announce_death(client, rank, process_token)

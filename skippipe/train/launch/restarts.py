@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
 """Before a lost worker is started again: the first time, and at most."""
+DOUBLINGS = 6
+"""After so many the pause is the longest."""
 
 
 @dataclass
@@ -30,4 +32,4 @@ class Restarts:
             return None
         made = self._made.get(rank, 0)
         self._made[rank], self._fruitless[rank] = made + 1, fruitless + 1
-        return min(FIRST_PAUSE_S * 2.0**made, MOST_PAUSE_S)
+        return min(FIRST_PAUSE_S * 2.0 ** min(made, DOUBLINGS), MOST_PAUSE_S)

@@ -41,7 +41,7 @@ class Machine:
 
     ranks: Sequence[RankSpec]
     listener: socket.socket | None
-    """on which the parent of the workers is to serve the store of the rendezvous; None: another process does"""
+    """on which the store of the rendezvous is to be served; None: another process does"""
 
     @property
     def log(self) -> str:

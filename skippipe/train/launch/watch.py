@@ -261,8 +261,11 @@ class Watch:
     def _take_from_parent(self, events: Sequence[Event]) -> None:
         for event in events:
             match event:
-                case WorkerFailed():  # before there were any workers
-                    raise reported_error(event)
+                case WorkerFailed():  # before there were any workers, or the store is lost
+                    error = reported_error(event)
+                    if isinstance(error, LostWorkerError):
+                        error.trained = self._training
+                    raise error
                 case WorkerStarted():
                     worker = self._workers[event.rank]
                     worker.process = event.process
@@ -284,7 +287,7 @@ class Watch:
             match event:
                 case WorkerFailed():
                     worker.failure, worker.failed_at = event, time.monotonic()
-                    if event.withdrawn:
+                    if event.withdrawn or (worker.again and worker.member is None):
                         self._let_go(worker)
                 case WorkerInterrupted():
                     worker.interrupted = event
@@ -334,6 +337,7 @@ class Watch:
         for worker in here:
             assert worker.member is not None, "it is one of those that are lost"
             worker.left_behind = True
+            self._joined_after.pop(worker.member, None)
             self._left[worker.member] = worker.report(stacks.get(worker.rank))
         for worker in hanging:
             _kill(worker)

@@ -104,6 +104,7 @@ class Children:
         self._rank_specs = {rank_spec.rank: rank_spec for rank_spec in assignment.ranks}
         self._alive: dict[int, RankSpec] = {}
         """by process"""
+        self._is_ending = False
         self._orders = socket.socket(fileno=assignment.orders)
         self._ended, waking = os.pipe()
         for descriptor in (self._ended, waking):
@@ -139,7 +140,9 @@ class Children:
     def _start_worker(self) -> bool:
         """Fork the worker that the supervisor asks for; false: there will be no more."""
         message, descriptors, *_ = socket.recv_fds(self._orders, ORDER_BYTES, 1)
-        if not message:
+        if not message or self._is_ending:
+            for descriptor in descriptors:
+                os.close(descriptor)
             return False
         order: Order = pickle.loads(message)  # noqa: S301 - sent by our own supervisor, as above
         rank_spec = replace(self._rank_specs[order.rank], process_token=secrets.token_hex(8))
@@ -166,7 +169,9 @@ class Children:
             if not process:
                 return True
             if process == self._registrar.process:
-                self._end_without_store(os.waitstatus_to_exitcode(status))
+                self._registrar.has_ended = True
+                if self._assignment.listener is not None:  # else the others notice deaths by heartbeat
+                    self._end_without_store(os.waitstatus_to_exitcode(status))
                 continue
             rank_spec = self._alive.pop(process)
             self._report(WorkerEnded(rank=rank_spec.rank, status=os.waitstatus_to_exitcode(status)))
@@ -187,6 +192,7 @@ class Children:
         self._kill()
 
     def _kill(self) -> None:
+        self._is_ending = True
         for process in self._alive:
             os.kill(process, signal.SIGKILL)
 

@@ -10,7 +10,7 @@ LOOK_PAUSE_S = 0.05
 """Between two looks whether to go on waiting."""
 
 
-def call_in_time(call: Callable[[], object], interrupted: threading.Event, timeout_s: float) -> None:
+def call_with_timeout(call: Callable[[], object], interrupted: threading.Event, timeout_s: float) -> None:
     """Call in a thread of its own, which is left behind if it does not return.
 
     Args:
@@ -20,15 +20,16 @@ def call_in_time(call: Callable[[], object], interrupted: threading.Event, timeo
 
     Raises:
         TimeoutError: it takes longer.
-        ConnectionError: a rank was lost meanwhile, or the call has failed.
+        ConnectionError: a rank was lost meanwhile, or the call has failed with a `RuntimeError` or `OSError`. What else
+            it raises is raised here.
 
     """
-    failures: list[RuntimeError | OSError] = []
+    failures: list[BaseException] = []
 
     def run() -> None:
         try:
             call()
-        except (RuntimeError, OSError) as error:
+        except BaseException as error:  # noqa: BLE001 - raised again below
             failures.append(error)
 
     thread = threading.Thread(target=run, name="connecting", daemon=True)
@@ -40,5 +41,7 @@ def call_in_time(call: Callable[[], object], interrupted: threading.Event, timeo
         raise ConnectionError("broken off")
     if thread.is_alive():
         raise TimeoutError(f"timed out after {timeout_s:g} s")
-    if failures:
-        raise ConnectionError(first_line(failures[0]))
+    for failure in failures:
+        if isinstance(failure, RuntimeError | OSError):
+            raise ConnectionError(first_line(failure)) from failure
+        raise failure
