@@ -225,7 +225,7 @@ class _Messages:
         return DirectionTimes(Timing(short.median_s / 2, short.spread_s / 2, short.samples), part_s, full)
 
     def _serve(self, receiver: int) -> list[float]:
-        """Send a rank what it asks for; gives the round trips of a byte but the first: until its next request is here."""
+        """Send a rank what it asks for; gives the round trips of a byte but the first: until its next request."""
         parts, round_trips_s = self._asked(receiver), list[float]()
         while parts != _NO_MORE:
             begin, sent = time.perf_counter(), parts

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 from train.running import Running, signal_to
 
-from skippipe.train.launch import watch
+from skippipe.train.launch import restarts, watch
 from skippipe.train.launch.failures import STACK_S, stacks_of
 from skippipe.train.launch.watch import ForwardedStop, Parent, Watch
 from skippipe.train.launch.worker import Worker
@@ -28,7 +29,9 @@ from skippipe.train.observe.events import (
     ValidationDone,
     WorkerEnded,
     WorkerFailed,
+    WorkerRestarting,
     WorkerStarted,
+    WorkerStaysLost,
 )
 
 WITHIN_S = 15.0
@@ -91,6 +94,58 @@ def test_one_that_wakes_up_too_soon_does_not_end_the_others(tmp_path: Path, monk
         Watch(Parent(parent, tmp_path / "parent.txt", orders), workers, tmp_path, report, recovery_s=60.0).run()
     assert RECOVERED in seen
     assert workers[0].left_behind
+
+
+def test_one_that_is_started_again_and_fails_early_does_not_end_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it has asked to join, as where its GPU has no memory left."""
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 0.0)
+    seen: list[Event] = []
+    with (
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent,
+        contextlib.ExitStack() as stack,
+    ):
+        told = parent.stdin
+        assert told is not None
+        workers = {rank: Worker(rank, (name,), tmp_path / "log", process=parent.pid) for rank, name in enumerate("ab")}
+        orders, theirs = (stack.enter_context(end) for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        tell_parent, pipes = EventWriter(told.fileno()), list[EventWriter]()
+
+        def end(rank: int, status: int) -> None:
+            os.close(pipes[rank].descriptor)
+            tell_parent(WorkerEnded(rank=rank, status=status, names=[]))
+
+        def start_and_fail() -> None:
+            pipes[0] = EventWriter(socket.recv_fds(theirs, 4096, 1)[1][0])
+            pipes[0](WorkerFailed(status=1, message="CUDA error: out of memory", cause="AcceleratorError"))
+            end(0, 1)
+
+        def report(event: Event) -> None:
+            seen.append(event)
+            if isinstance(event, WorkerStarted):
+                pipes.extend(EventWriter(socket.recv_fds(theirs, 4096, 1)[1][0]) for _ in workers)
+                pipes[1](TRAINING)
+                pipes[1](VALIDATED)
+            elif isinstance(event, ValidationDone):
+                end(0, -signal.SIGKILL)
+            elif event == WorkerEnded(rank=0, status=-signal.SIGKILL, names=["a"]):
+                pipes[1](GOES_ON)
+                pipes[1](RECOVERED)
+            elif isinstance(event, WorkerRestarting):
+                threading.Thread(target=start_and_fail).start()
+            elif isinstance(event, WorkerStaysLost):
+                end(1, 0)
+                told.close()
+
+        tell_parent(WorkerStarted(rank=1, process=parent.pid))
+        watching = Watch(
+            Parent(parent, tmp_path / "parent.txt", orders), workers, tmp_path, report, recovery_s=60.0, start_retries=1
+        )
+        watching.run()
+    assert [event.kind for event in seen if event.kind.startswith("worker_")].count("worker_restarting") == 1
+    records = [json.loads(line) for line in (tmp_path / "failures.jsonl").read_text().splitlines()]
+    assert [record["lost"][0].get("message") for record in records] == [None, "CUDA error: out of memory"]
 
 
 def test_ranks_that_begin_to_train_cost_no_time() -> None:
