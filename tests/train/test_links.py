@@ -109,7 +109,7 @@ def test_what_waits_for_a_lost_rank_is_broken_off_until_the_gpu_rests() -> None:
 
     with (
         patch.object(GpuLink, "_new_group", side_effect=lambda ranks, _: groups[ranks == (2, 0)]),
-        patch.object(GpuLink, "_try_edge"),
+        patch.object(GpuLink, "_use_first"),
         patch("skippipe.runtime.links.gpu._failure_to_rest", rest),
         pytest.raises(ConnectionError),
     ):
@@ -121,7 +121,7 @@ def test_what_waits_for_a_lost_rank_is_broken_off_until_the_gpu_rests() -> None:
     unbroken = Neighbours()
     with (
         patch.object(GpuLink, "_new_group", return_value=None),
-        patch.object(GpuLink, "_try_edge"),
+        patch.object(GpuLink, "_use_first"),
         patch("skippipe.runtime.links.gpu._failure_to_rest", return_value=None),
     ):
         run(GpuLink(0, torch.device("cpu"), unbroken), fails=False)
@@ -144,7 +144,7 @@ def test_only_edges_to_other_machines_have_communicators() -> None:
     link = GpuLink(0, torch.device("cpu"), peers)
     with (
         patch.object(GpuLink, "_new_group", side_effect=lambda ranks, _: made.append(ranks)),
-        patch.object(GpuLink, "_try_edge"),
+        patch.object(GpuLink, "_use_first"),
     ):
         for pairs in ([(0, 1), (2, 0)], [(1, 0), (1, 2)], [(0, 2)]):
             link.connect(pairs)

@@ -2,11 +2,16 @@
 
 import itertools
 import os
+import queue
+import threading
 import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pool as pools
 import pytest
 from torch import Tensor
@@ -15,7 +20,7 @@ from train.conftest import Folder
 from train.jobs import make_job
 
 from skippipe.errors import ActionError, InputError, from_origin, unexpected
-from skippipe.measure.links import rounds, time_links, time_norm
+from skippipe.measure.links import LinkTimes, rounds, time_links, time_norm
 from skippipe.runtime.executor import Executor, Timings
 from skippipe.runtime.links import Work
 from skippipe.runtime.links.collectives import RingSums
@@ -120,44 +125,88 @@ def test_a_rank_that_is_lost_between_actions(prepared: Path, folder: Folder, poo
         ), failure.trace  # fmt: skip
 
 
-class Instant(RingSums):
-    """A link whose transfers have ended when they begin, or never end."""
+class Unending(RingSums):
+    """A link whose transfers never end."""
 
-    def __init__(self, error: OSError | None = None) -> None:
+    def __init__(self, error: OSError) -> None:
         self.error = error
-        self.peers: list[int] = []
 
     def isend(self, tensor: Tensor, to_rank: int, tag: int) -> Work:
         return self
 
     def irecv(self, tensor: Tensor, from_rank: int, tag: int) -> Work:
-        if self.peers[-1:] != [from_rank]:
-            self.peers.append(from_rank)
         return self
 
     def wait(self, timeout_s: float) -> None:
-        if self.error is not None:
-            raise self.error
+        raise self.error
 
 
 class Lonely(Rendezvous):
-    """A rank that hears nobody but itself, and notes what it asks."""
+    """A rank that hears nobody but itself."""
 
-    asked: list[str]
+    def publish(self, key: str, text: str) -> None:
+        pass
 
-    def all_gather(self, key: str, text: str, extra_s: float = 0.0) -> list[str]:
-        self.asked.append(key)
-        return [text if rank == self.rank else "{}" for rank in range(self.world)]
+    def receive(self, key: str, rank: int, extra_s: float = 0.0) -> str:
+        return ""
 
 
 def lonely(rank: int, world: int) -> Lonely:
     nothing: Any = None
-    rendezvous = Lonely(RankSpec(rank, world, ("",), "", 0), [(f"n{r}",) for r in range(world)], nothing, nothing, 5.0)
-    object.__setattr__(rendezvous, "asked", [])
-    return rendezvous
+    return Lonely(RankSpec(rank, world, ("",), "", 0), [(f"n{r}",) for r in range(world)], nothing, nothing, 5.0)
+
+
+class Board:
+    """Texts of ranks that are threads; each key is used once."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+        self.changed = threading.Condition()
+
+    def publish(self, key: str, text: str) -> None:
+        with self.changed:
+            assert key not in self.texts, key
+            self.texts[key] = text
+            self.changed.notify_all()
+
+    def receive(self, key: str, timeout_s: float, who: str) -> str:
+        with self.changed:
+            assert self.changed.wait_for(lambda: key in self.texts, timeout_s), f"{key} of {who}"
+            return self.texts[key]
+
+    def seal(self, secret: bytes) -> None:
+        raise NotImplementedError
+
+
+class Queued(RingSums):
+    """A link between ranks that are threads: a queue for each direction; notes whom it hears."""
+
+    def __init__(self, rank: int, queues: "Mapping[tuple[int, int], queue.SimpleQueue[Tensor]]") -> None:
+        self.rank, self.queues = rank, queues
+        self.heard: list[int] = []
+
+    def isend(self, tensor: Tensor, to_rank: int, tag: int) -> Work:
+        self.queues[self.rank, to_rank].put(tensor.clone())
+        return Arrival(lambda _: None)
+
+    def irecv(self, tensor: Tensor, from_rank: int, tag: int) -> Work:
+        if self.heard[-1:] != [from_rank]:
+            self.heard.append(from_rank)
+        return Arrival(lambda timeout_s: tensor.copy_(self.queues[from_rank, self.rank].get(timeout=timeout_s)))
+
+
+class Arrival:
+    """A transfer of `Queued`."""
+
+    def __init__(self, arrive: Callable[[float], object]) -> None:
+        self.arrive = arrive
+
+    def wait(self, timeout_s: float) -> None:
+        self.arrive(timeout_s)
 
 
 BOUNDARY = MessageSpec(1, 2, 3)
+MOST_THREADS = 6
 
 
 @pytest.mark.parametrize("world", range(1, 10))
@@ -168,20 +217,34 @@ def test_links_are_timed_in_rounds_of_disjoint_pairs(world: int) -> None:
         ranks = [rank for pair in pairs for rank in pair]
         assert len(ranks) == len(set(ranks))
     assert len(dealt) <= world
-    for rank in range(world):
-        rendezvous, link = lonely(rank, world), Instant()
-        time_links(rendezvous, link, BOUNDARY, "links")
-        assert sorted(link.peers) == [other for other in range(world) if other != rank]
-        assert len(rendezvous.asked) == len(set(rendezvous.asked)) == len(dealt) + 1
+    if world > MOST_THREADS:
+        return
+    queues: dict[tuple[int, int], queue.SimpleQueue[Tensor]] = {
+        pair: queue.SimpleQueue() for pair in itertools.permutations(range(world), 2)
+    }
+    links, board, nothing = [Queued(rank, queues) for rank in range(world)], Board(), Any
+    names = [(f"n{rank}",) for rank in range(world)]
+
+    def measure(rank: int) -> LinkTimes:
+        rendezvous = Rendezvous(RankSpec(rank, world, ("",), "", 0), names, board, nothing, 60.0)  # type: ignore[arg-type]
+        return time_links(rendezvous, links[rank], BOUNDARY, "links")
+
+    with ThreadPoolExecutor(world) as pool:
+        found = list(pool.map(measure, range(world)))
+    for rank, times in enumerate(found):
+        assert sorted(links[rank].heard) == [other for other in range(world) if other != rank]
+        assert np.array_equal(times.bandwidth, found[0].bandwidth)
+        assert (times.messages[~np.eye(world, dtype=bool)] > 0).all()
+    assert all(box.empty() for box in queues.values()), "nothing was sent that nobody wanted"
 
 
 def test_a_peer_that_does_not_answer_while_links_are_timed() -> None:
     with pytest.raises(ActionError, match=r"^messages to be timed, with node n\d \(rank \d\): timed out$"):
-        time_links(lonely(1, 4), Instant(TimeoutError("timed out")), BOUNDARY, "links")
+        time_links(lonely(1, 4), Unending(TimeoutError("timed out")), BOUNDARY, "links")
     with pytest.raises(
         ActionError, match=r"^an exchange of the norm to be timed, with node n0 \(rank 0\), node n2 .*: gone$"
     ):
-        time_norm(lonely(1, 4), Instant(ConnectionError("gone")), 3)
+        time_norm(lonely(1, 4), Unending(ConnectionError("gone")), 3)
 
 
 @pytest.mark.parametrize(
