@@ -1,7 +1,6 @@
 """Ranks that join, and those that do not."""
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import socket
@@ -104,9 +103,7 @@ def test_one_that_is_interrupted_while_it_connects() -> None:
     """It says so at once, though Gloo still waits for a rank that has come and does not connect."""
     store: Any = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     first, second = (RankSpec(rank, 2, (f"n{rank}",), "127.0.0.1", store.port, agent_store=True) for rank in range(2))
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(pools.PRELOADED)
-    process = context.Process(target=_join, args=(first,), daemon=True)
+    process = pools.fork_context().Process(target=_join, args=(first,), daemon=True)
     process.start()
     with contextlib.closing(StoreClient(lambda: store, 5.0)) as client:
         attempt = find_ranks(client, second, [], 60.0, time.monotonic() + 60.0)
