@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,10 +97,13 @@ def test_one_that_wakes_up_too_soon_does_not_end_the_others(tmp_path: Path, monk
     assert workers[0].left_behind
 
 
+@pytest.mark.parametrize("admitted", [False, True])
 def test_one_that_is_started_again_and_fails_early_does_not_end_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, admitted: bool
 ) -> None:
-    """Before it has asked to join, as where its GPU has no memory left."""
+    """Before it has asked to join, as where its GPU has no memory left; or killed once the others have admitted it,
+    before it has said so itself. Each loss is put on record once.
+    """
     monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 0.0)
     seen: list[Event] = []
     with (
@@ -118,8 +122,9 @@ def test_one_that_is_started_again_and_fails_early_does_not_end_the_others(
 
         def start_and_fail() -> None:
             pipes[0] = EventWriter(socket.recv_fds(theirs, 4096, 1)[1][0])
-            pipes[0](WorkerFailed(status=1, message="CUDA error: out of memory", cause="AcceleratorError"))
-            end(0, 1)
+            if not admitted:
+                pipes[0](WorkerFailed(status=1, message="CUDA error: out of memory", cause="AcceleratorError"))
+            end(0, -signal.SIGKILL if admitted else 1)
 
         def report(event: Event) -> None:
             seen.append(event)
@@ -129,12 +134,14 @@ def test_one_that_is_started_again_and_fails_early_does_not_end_the_others(
                 pipes[1](VALIDATED)
             elif isinstance(event, ValidationDone):
                 end(0, -signal.SIGKILL)
-            elif event == WorkerEnded(rank=0, status=-signal.SIGKILL, names=["a"]):
+            elif event == WorkerEnded(rank=0, status=-signal.SIGKILL, names=["a"]) and RECOVERED not in seen:
                 pipes[1](GOES_ON)
                 pipes[1](RECOVERED)
             elif isinstance(event, WorkerRestarting):
                 threading.Thread(target=start_and_fail).start()
             elif isinstance(event, WorkerStaysLost):
+                if admitted:
+                    pipes[1](replace(RECOVERED, lost=[2]))
                 end(1, 0)
                 told.close()
 
@@ -145,7 +152,9 @@ def test_one_that_is_started_again_and_fails_early_does_not_end_the_others(
         watching.run()
     assert [event.kind for event in seen if event.kind.startswith("worker_")].count("worker_restarting") == 1
     records = [json.loads(line) for line in (tmp_path / "failures.jsonl").read_text().splitlines()]
-    assert [record["lost"][0].get("message") for record in records] == [None, "CUDA error: out of memory"]
+    assert [lost.get("message") for record in records for lost in record["lost"]] == [
+        None, None if admitted else "CUDA error: out of memory",
+    ]  # fmt: skip
 
 
 def test_ranks_that_begin_to_train_cost_no_time() -> None:

@@ -161,6 +161,8 @@ class Watch:
         """the iteration after which members have joined that may not have trained yet"""
         self._trained: set[int] = set()
         """members that have joined and trained"""
+        self._on_record: set[str] = set()
+        """nodes of workers that were lost before it was known here that the others had admitted them"""
         self._left: dict[int, ProcessReport] = {}
         """of members that the others go on without, for the record"""
         self._told: set[tuple[int, tuple[int, ...], tuple[str, ...]]] = set()
@@ -349,6 +351,7 @@ class Watch:
         others = [each for each in self._workers.values() if each.failed_at is None and not each.left_behind]
         if others:  # else this machine has nothing left to do, and its error is raised
             worker.left_behind = True
+            self._on_record |= set(worker.names)
             record_failure(self._folder, "recovered", [worker.report()], [each.report() for each in others])
             if worker.failure is not None:
                 self._report(replace(worker.failure, names=list(worker.names)))
@@ -358,12 +361,14 @@ class Watch:
         others = [worker for worker in self._workers.values() if worker.takes_part]
         if event.lost:  # else only connections were
             names = event.lost_names if len(event.lost_names) == len(event.lost) else [""] * len(event.lost)
-            elsewhere = {
-                rank: ProcessReport(rank, (name,), message=event.reason)
+            lost = [
+                self._left.get(rank, ProcessReport(rank, (name,), message=event.reason))
                 for rank, name in zip(event.lost, names, strict=True)
-            }
-            lost = [self._left.get(rank, elsewhere[rank]) for rank in event.lost]
-            record_failure(self._folder, "recovered", lost, [worker.report() for worker in others])
+                if rank in self._left or name not in self._on_record
+            ]
+            self._on_record -= set(names)
+            if lost:
+                record_failure(self._folder, "recovered", lost, [worker.report() for worker in others])
         for worker in others:
             worker.interrupted = None
 
