@@ -11,9 +11,10 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 import pytest
 from train.running import Running, signal_to
@@ -60,18 +61,21 @@ TRAINING = RankTraining(rank=1, reporter=1, reporter_names=["b"], predicted_s=No
 GOES_ON = RankTraining(rank=1, reporter=1, reporter_names=["b"], predicted_s=None, lost=[0], lost_names=["a"])
 
 
+@contextlib.contextmanager
+def two_workers(folder: Path) -> Iterator[tuple[Parent, dict[int, Worker], socket.socket, IO[bytes]]]:
+    """A parent of workers that repeats what is written to it, the workers, where its orders arrive, and its input."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        workers = {rank: Worker(rank, (name,), folder / "log", process=process.pid) for rank, name in enumerate("ab")}
+        yield Parent(process, folder / "parent.txt", ours), workers, theirs, process.stdin
+
+
 def test_one_that_wakes_up_too_soon_does_not_end_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It finds that the others have agreed to go on, and ends, before they have said so."""
     monkeypatch.setattr(watch, "SETTLE_S", 0.0)
     seen: list[Event] = []
-    with (
-        subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent,
-        contextlib.ExitStack() as stack,
-    ):
-        told = parent.stdin
-        assert told is not None
-        workers = {rank: Worker(rank, (name,), tmp_path / "log", process=parent.pid) for rank, name in enumerate("ab")}
-        orders, theirs = (stack.enter_context(end) for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    with two_workers(tmp_path) as (parent, workers, theirs, told):
         tell_parent, pipes = EventWriter(told.fileno()), list[EventWriter]()
 
         def report(event: Event) -> None:
@@ -91,8 +95,8 @@ def test_one_that_wakes_up_too_soon_does_not_end_the_others(tmp_path: Path, monk
                 tell_parent(WorkerEnded(rank=1, status=0, names=[]))
                 told.close()
 
-        tell_parent(WorkerStarted(rank=1, process=parent.pid))
-        Watch(Parent(parent, tmp_path / "parent.txt", orders), workers, tmp_path, report, recovery_s=60.0).run()
+        tell_parent(WorkerStarted(rank=1, process=parent.process.pid))
+        Watch(parent, workers, tmp_path, report, recovery_s=60.0).run()
     assert RECOVERED in seen
     assert workers[0].left_behind
 
@@ -106,14 +110,7 @@ def test_one_that_is_started_again_and_fails_early_does_not_end_the_others(
     """
     monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 0.0)
     seen: list[Event] = []
-    with (
-        subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent,
-        contextlib.ExitStack() as stack,
-    ):
-        told = parent.stdin
-        assert told is not None
-        workers = {rank: Worker(rank, (name,), tmp_path / "log", process=parent.pid) for rank, name in enumerate("ab")}
-        orders, theirs = (stack.enter_context(end) for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    with two_workers(tmp_path) as (parent, workers, theirs, told):
         tell_parent, pipes = EventWriter(told.fileno()), list[EventWriter]()
 
         def end(rank: int, status: int) -> None:
@@ -145,11 +142,8 @@ def test_one_that_is_started_again_and_fails_early_does_not_end_the_others(
                 end(1, 0)
                 told.close()
 
-        tell_parent(WorkerStarted(rank=1, process=parent.pid))
-        watching = Watch(
-            Parent(parent, tmp_path / "parent.txt", orders), workers, tmp_path, report, recovery_s=60.0, start_retries=1
-        )
-        watching.run()
+        tell_parent(WorkerStarted(rank=1, process=parent.process.pid))
+        Watch(parent, workers, tmp_path, report, recovery_s=60.0, start_retries=1).run()
     assert [event.kind for event in seen if event.kind.startswith("worker_")].count("worker_restarting") == 1
     records = [json.loads(line) for line in (tmp_path / "failures.jsonl").read_text().splitlines()]
     assert [lost.get("message") for record in records for lost in record["lost"]] == [
