@@ -28,6 +28,7 @@ Floats = NDArray[np.float64]
 LEAST_SHORT_MESSAGES, SHORT_MESSAGES = 3, 9
 """Messages of a byte from which the latency is taken: as many as `SHORT_S` has room for."""
 SHORT_S = 0.25
+"""How long these, or the messages of a part, may take beyond the fewest."""
 PART_MESSAGES = 3
 """Messages of a part of the real size from which the time of the real one is extrapolated; one of them on links with
 long round trips."""
@@ -180,7 +181,6 @@ class _Messages:
 
     def __init__(self, link: Link, message_spec: MessageSpec, exchange: Exchange) -> None:
         self._link, self._exchange, self._device = link, exchange, message_spec.device
-        self._size_bytes = message_spec.payload_bytes
         self._byte, self._request = (torch.zeros(1, dtype=torch.uint8, device=self._device) for _ in range(2))
         self._full = message_spec.empty_payload().zero_()
         self._part_values = max(self._full.numel() // PART, 1)
@@ -190,8 +190,7 @@ class _Messages:
 
         Where a message of the real size would take too long, it is sent in one of the two directions alone.
         """
-        is_first = self._exchange.rank == a
-        if is_first:
+        if self._exchange.rank == a:
             times = self._fetch(b, self._ping(b), always=(a + b) % 2 == 1)
             self._serve(b)
             return times

@@ -70,9 +70,9 @@ def proposal_lines(proposal: Proposal, costs: CostTable, iteration_tokens: int |
         lines.append(f"  Dense models beside it: {'; '.join(_beside(each, chosen) for each in dense)}.")
     open_ = [each.recipe.name for each in proposal.faster]
     if open_:
-        one = "s" if len(open_) == 1 else ""
+        ending = "s" if len(open_) == 1 else ""
         lines.append(
-            f"  Undecided: {', '.join(open_)} take{one} less time and end{one} above; with more "
+            f"  Undecided: {', '.join(open_)} take{ending} less time and end{ending} above; with more "
             f"tokens that loss might be reached sooner, which was not measured."
         )
     unlike = [each.recipe.name for each in proposal.candidates if each.timing is None]
