@@ -172,7 +172,8 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     }
     unbroken = {seed: curve for (policy, _, seed), curve in curves.items() if policy == UNBROKEN}
     rates = sorted({rate for _, rate, _ in curves} - {0.0})
-    figure, (first, *others) = plt.subplots(1, 1 + len(rates), figsize=(5 * (1 + len(rates)), 4.5))
+    figure, axes = plt.subplots(1, 1 + len(rates), figsize=(5 * (1 + len(rates)), 4.5), squeeze=False)
+    first, *others = axes[0]
     for seed, curve in sorted(unbroken.items()):
         first.plot([*curve], [*curve.values()], label=f"seed {seed}")
     first.set(xlabel="iterations", ylabel="validation loss (nats)", title="unbroken")

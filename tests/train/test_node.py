@@ -112,6 +112,7 @@ def test_a_machine_is_lost_and_comes_back(tmp_path: Path) -> None:
     assert list(dict.fromkeys(iterations)) == [*range(1, max(iterations) + 1)]
     (recovered,) = [event for event in events if event["event"] == "recovered"]
     assert (recovered["lost"], recovered["lost_names"], recovered["processes"]) == ([0], ["local-0"], 3)
+    assert recovered["reason"] == "node local-0 (rank 0) has died", "nobody waits until it has been silent for long"
     (joined,) = [event for event in events if event["event"] == "joined"]
     assert (joined["joined"], joined["joined_names"], joined["processes"]) == ([4], ["local-0"], 4)
     assert [event["outcome"] for event in events if event["event"] == "run_ended"] == ["stopped"]

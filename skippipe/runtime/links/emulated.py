@@ -116,8 +116,8 @@ class EmulatedSend:
     def wait(self, timeout_s: float) -> None:
         """Wait; see `Work`."""
         deadline = time.monotonic() + timeout_s
-        self._delivery_work.wait(timeout_s)
-        self._work.wait(_left_s(deadline))
+        self._work.wait(timeout_s)  # first: what is behind a message that never ends does not fail either
+        self._delivery_work.wait(_left_s(deadline))
         _sleep_until(self._complete_at, deadline)
 
 

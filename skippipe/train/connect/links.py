@@ -62,7 +62,13 @@ def open_links(  # noqa: PLR0913, PLR0917 - what links depend on
         InputError: NCCL is asked for where it cannot be used, or emulated links between several machines.
 
     """
-    gloo, device = GlooLink(rendezvous.group), message_spec.device
+
+    def over(group: dist.ProcessGroup) -> GlooLink:
+        link = GlooLink(group)
+        rendezvous.interruptible.append(link)
+        return link
+
+    gloo, device = over(rendezvous.group), message_spec.device
     emulated: list[EmulatedLink] = []
     devices = rendezvous.all_gather("devices", device_identity(device) or ON_CPU)
     control: Link = gloo
@@ -96,7 +102,7 @@ def open_links(  # noqa: PLR0913, PLR0917 - what links depend on
         control,
         transport if rendezvous.world > 1 else "",
         emulated,
-        lambda group: emulate(GlooLink(group)) if emulated else GlooLink(group),
+        lambda group: emulate(over(group)) if emulated else over(group),
     )
 
 

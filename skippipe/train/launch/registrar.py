@@ -8,6 +8,7 @@ import contextlib
 import os
 import pickle
 import signal
+import time
 import traceback
 from collections.abc import Sequence
 from typing import BinaryIO, NoReturn
@@ -16,6 +17,8 @@ from skippipe.train.connect.rank_spec import RankSpec
 
 STORE_S = 5.0
 """How long a call to the store may take: who has died can be noticed otherwise."""
+LAST_S, LAST_PAUSE_S = 2.0, 0.01
+"""How long telling of the last deaths may take once no worker is left, and between two looks whether that is done."""
 
 
 class Registrar:
@@ -51,11 +54,18 @@ class Registrar:
             os.write(self._telling, pickle.dumps((rank_spec.rank, rank_spec.process_token)))
 
     def end(self) -> None:
-        """End it, if it has not ended, and wait until it is gone."""
-        if not self.has_ended:
-            os.kill(self.process, signal.SIGKILL)
-            os.waitpid(self.process, 0)
-            self.has_ended = True
+        """Have it end once it has told of all deaths, and wait until it is gone."""
+        os.close(self._telling)
+        deadline = time.monotonic() + LAST_S
+        while not self.has_ended:
+            process, _ = os.waitpid(self.process, os.WNOHANG)
+            self.has_ended = process == self.process
+            if not self.has_ended and time.monotonic() > deadline:
+                os.kill(self.process, signal.SIGKILL)
+                os.waitpid(self.process, 0)
+                self.has_ended = True
+            elif not self.has_ended:
+                time.sleep(LAST_PAUSE_S)
 
 
 def _be_registrar(first: RankSpec, listener: int | None, reading: int, others: Sequence[int]) -> NoReturn:
