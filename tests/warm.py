@@ -51,6 +51,8 @@ LARGEST = 1 << 17
 """bytes of an order"""
 MOST_DESCRIPTORS = 64
 OPTIONS = ("-P", "-u")
+FIRST = "SKIPPIPE_TESTS_FIRST"
+"""variable that names a file which programs run first, as they do `sitecustomize` where they start anew"""
 TORCHRUN = "torch.distributed.run"
 _REPLY = struct.Struct("cq")
 _STARTED, _ENDED = b"p", b"s"
@@ -287,6 +289,8 @@ def _run(order: Order) -> int:
     """Run the program as the interpreter would; gives its exit status."""
     status = 1
     start_warm()
+    if FIRST in order.environment:
+        runpy.run_path(order.environment[FIRST])
     sys.argv = ["-m", *order.arguments]
     if "-P" not in order.options:
         sys.path.insert(0, order.folder)
