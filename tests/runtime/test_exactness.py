@@ -59,7 +59,7 @@ def close(ranks: list[Trained], plain: Trained) -> None:
     assert set(seen) == set(plain.gradients[0])
 
 
-ONE_EACH = (
+ONE_EACH: tuple[tuple[dict[str, Any], tuple[int, ...], float, dict[str, bool]], ...] = (
     (LLAMA, (1, 2), 0.0, {}),
     (LLAMA, (1, 2), 0.25, {}),
     (LLAMA, (2, 1, 1), 0.0, {}),
