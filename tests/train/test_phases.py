@@ -324,7 +324,7 @@ class PlainLoopOfTwo(PlainLoop):
         return super().loss([2 * stage + layer for stage in stages for layer in self.used], tokens)
 
 
-@pytest.mark.parametrize("new_layers", ["init", "copy"])
+@pytest.mark.parametrize("new_layers", cases(["init", "copy"], ["copy"]))
 def test_growth_inside_of_stages_is_a_plain_loop(
     new_layers: str, prepared: Path, folder: Folder, pool: Pool, run: Run, tmp_path: Path
 ) -> None:
