@@ -45,6 +45,8 @@ PRELOADED = [
 
 TIMED_S = (0.06, 0.02)
 """seconds for which workers time a stage, and a head; each runs some times at least"""
+WARM_UP = 3
+"""iterations of workers before those that are profiled"""
 
 
 def fork_context() -> ForkServerContext:
@@ -194,14 +196,17 @@ def leave() -> None:
 def serve(pipe: Connection) -> None:
     """In a worker: call what comes through the pipe until that is closed.
 
-    Stages are timed briefly there, as tests look at what is measured, not at how exactly it is.
+    Stages are timed briefly there, and profiles begin early, as tests look at what is measured, not at how exactly it
+    is.
     """
     import torch
 
     from skippipe.measure import stages
+    from skippipe.train.observe import utilization
 
     torch.set_num_threads(1)
     stages.STAGE_S, stages.HEAD_S = TIMED_S
+    utilization.WARM_UP = WARM_UP
     while True:
         try:
             function, arguments = pipe.recv()

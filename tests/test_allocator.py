@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import PUBLISHED
+from effort import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference.allocator import Stages, Surrogate
@@ -242,7 +243,7 @@ def test_larger_clusters_get_allowed_allocations(seed: int) -> None:
         return
     assert found.lower_bound_s <= found.best.score_s * (1 + 1e-9)
     assert found.best.replica_s <= limit
-    if max(sizes) <= 12:
+    if max(sizes) <= cases(12, 9):  # the reference takes twice as long and more for each further node
         agrees(reference, found.best, sizes)
     if sources is not None:
         assert sorted(found.best.stages[0]) == sources

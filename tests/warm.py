@@ -4,8 +4,8 @@ Importing torch and transformers takes eight seconds of a processor, far more th
 otherwise. So `python -m skippipe ...`, `python -m skippipe.train...` and torchrun, whether a test or the project itself
 starts them by `subprocess`, are forks of one process. It has a single thread and has computed nothing, so what is
 forked from it is as if fresh: descriptors, folder, environment, session, arguments, signals, exit status. Imports are
-shared; otherwise are only the parent and the command line that other processes see, and a rank of torchrun is called
-"rank N" for those who look for it.
+shared, and stages are timed as briefly as in the workers of `pool.py`; otherwise are only the parent and the command
+line that other processes see, and a rank of torchrun is called "rank N" for those who look for it.
 
 The fixture `fresh` of `conftest.py` and `Running(fresh=True)` start programs anew, and so does whatever those start.
 """
@@ -38,7 +38,7 @@ from typing import Any, NoReturn
 
 import pytest
 from composing import remember_compositions
-from pool import fork_context
+from pool import TIMED_S, fork_context
 
 from skippipe.application import compose
 from skippipe.application.configuration import register
@@ -51,6 +51,8 @@ LARGEST = 1 << 17
 """bytes of an order"""
 MOST_DESCRIPTORS = 64
 OPTIONS = ("-P", "-u")
+FIRST = "SKIPPIPE_TESTS_FIRST"
+"""variable that names a file which programs run first, as they do `sitecustomize` where they start anew"""
 TORCHRUN = "torch.distributed.run"
 _REPLY = struct.Struct("cq")
 _STARTED, _ENDED = b"p", b"s"
@@ -192,6 +194,10 @@ def serve(address: str, ready: Any) -> None:
     assert parent is not None
     assert threading.active_count() == 1
     remember_compositions(pytest.MonkeyPatch())
+    with contextlib.suppress(ImportError):  # of the extra that trains
+        from skippipe.measure import stages
+
+        stages.STAGE_S, stages.HEAD_S = TIMED_S
     for command in COMPOSED:
         register(command)
     for command, overrides in COMPOSED.items():
@@ -287,6 +293,8 @@ def _run(order: Order) -> int:
     """Run the program as the interpreter would; gives its exit status."""
     status = 1
     start_warm()
+    if FIRST in order.environment:
+        runpy.run_path(order.environment[FIRST])
     sys.argv = ["-m", *order.arguments]
     if "-P" not in order.options:
         sys.path.insert(0, order.folder)

@@ -39,6 +39,8 @@ _ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 _NO_SETTINGS = ("use_cache", "pretraining_tp", "classifier_dropout", "is_decoder", "summary_")
 """Fields of configurations that training does not use, or how their names begin."""
+_buildable = set[str]()
+"""Hashes of the configurations of which a layer has been built in this process."""
 
 
 def weights_folder(model: "Mapping[str, Any]") -> Path | None:
@@ -251,14 +253,21 @@ def _check_parts(config: Any) -> None:
 
 
 def _check_buildable(config: "PretrainedConfig", family: Family) -> None:
-    """Build one layer without memory, so that a value that no check above knows is refused here."""
+    """Build one layer without memory, so that a value that no check above knows is refused here.
+
+    It takes longer than all other checks together, so the same settings are built once in a process.
+    """
     from skippipe.model.stage_module import empty_stage_module  # noqa: PLC0415 - torch is imported only where a model is built
 
+    settings = config_sha256(config)
+    if settings in _buildable:
+        return
     try:
         empty_stage_module(config, stage=0, layers=range(1), first=True)
     except Exception as error:
         reason = f"transformers cannot build a {family.model_type} of these settings: {one_line(error)}"
         raise InputError(reason, key="model") from error
+    _buildable.add(settings)
 
 
 def _refusal(key: str, value: Any, expected: str) -> InputError:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import cases
 from pool import Pool
 from runtime.machine import random_ranks
 from runtime.models import LLAMA, Trained, Training, initial_weights, make_plan, swaps, train, train_plain
@@ -58,24 +59,25 @@ def close(ranks: list[Trained], plain: Trained) -> None:
     assert set(seen) == set(plain.gradients[0])
 
 
-@pytest.mark.parametrize(
-    ("settings", "layers", "skip_ratio", "rules"),
-    [
-        (LLAMA, (1, 2), 0.0, {}),
-        (LLAMA, (1, 2), 0.25, {}),
-        (LLAMA, (2, 1, 1), 0.0, {}),
-        (TIED, (1, 1, 2), 1 / 3, {}),
-        (LLAMA, (1, 2, 1, 1), 0.25, {"cc2": False}),
-        (QWEN3, (1, 1, 1, 2, 1), 0.2, {}),
-        (TIED, (1, 1, 2, 1, 1), 0.0, {"cc1": False}),
-        (LLAMA, (1, 1, 1, 1, 1, 2), 0.0, {}),
-        (LLAMA, (1, 2, 1, 1, 1, 1), 1 / 3, {}),
-        (QWEN2, (2, 1, 1), 0.3, {}),
-        (MIXTRAL, (1, 1, 2), 0.3, {}),
-        (NEOX, (1, 2, 1), 0.3, {}),
-        (LLAMA, (1, 1, 1, 1), 0.4, {"cc1": False, "cc2": False, "cc3": False}),
-    ],
+ONE_EACH: tuple[tuple[dict[str, Any], tuple[int, ...], float, dict[str, bool]], ...] = (
+    (LLAMA, (1, 2), 0.0, {}),
+    (LLAMA, (1, 2), 0.25, {}),
+    (LLAMA, (2, 1, 1), 0.0, {}),
+    (TIED, (1, 1, 2), 1 / 3, {}),
+    (LLAMA, (1, 2, 1, 1), 0.25, {"cc2": False}),
+    (QWEN3, (1, 1, 1, 2, 1), 0.2, {}),
+    (TIED, (1, 1, 2, 1, 1), 0.0, {"cc1": False}),
+    (LLAMA, (1, 1, 1, 1, 1, 2), 0.0, {}),
+    (LLAMA, (1, 2, 1, 1, 1, 1), 1 / 3, {}),
+    (QWEN2, (2, 1, 1), 0.3, {}),
+    (MIXTRAL, (1, 1, 2), 0.3, {}),
+    (NEOX, (1, 2, 1), 0.3, {}),
+    (LLAMA, (1, 1, 1, 1), 0.4, {"cc1": False, "cc2": False, "cc3": False}),
 )
+"""Settings of a model, layers of each stage, share of the stages that is skipped, and rules that do not hold."""
+
+
+@pytest.mark.parametrize(("settings", "layers", "skip_ratio", "rules"), cases(ONE_EACH, ONE_EACH[::2]))
 def test_one_rank_per_stage_is_bit_equal(
     pool: Pool, settings: dict[str, Any], layers: tuple[int, ...], skip_ratio: float, rules: dict[str, Any]
 ) -> None:

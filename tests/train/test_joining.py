@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import cases
 from pool import Pool
 from train.alone import EventDict, of_kind, train_in_pool
 from train.conftest import Folder
@@ -116,7 +117,7 @@ def test_two_at_once(prepared: Path, folder: Folder, unbroken: dict[int, EventDi
     check_learnt_the_same(lives, unbroken)
 
 
-@pytest.mark.parametrize("moment", ["connecting", "preparing"])
+@pytest.mark.parametrize("moment", cases(["connecting", "preparing"], ["connecting"]))
 def test_a_newcomer_that_dies_while_it_is_admitted(
     moment: str, prepared: Path, folder: Folder, unbroken: dict[int, EventDict]
 ) -> None:
@@ -137,7 +138,7 @@ def test_a_newcomer_that_dies_while_it_is_admitted(
     check_learnt_the_same(lives, unbroken)
 
 
-@pytest.mark.parametrize("moment", ["waiting", "connecting", "preparing", "forward"])
+@pytest.mark.parametrize("moment", cases(["waiting", "connecting", "preparing", "forward"], ["preparing", "forward"]))
 def test_a_newcomer_that_fails_by_an_error_of_its_own(
     moment: str, prepared: Path, folder: Folder, unbroken: dict[int, EventDict]
 ) -> None:
@@ -190,7 +191,10 @@ def test_one_asks_while_another_is_lost(prepared: Path, folder: Folder, unbroken
 
 @pytest.mark.parametrize(
     ("source", "iteration", "every", "after"),
-    [("copy", 2, 1, 1), ("average", 2, 1, None), ("checkpoint", 3, 2, 2)],
+    cases(
+        [("copy", 2, 1, 1), ("average", 2, 1, None), ("checkpoint", 3, 2, 2)],
+        [("copy", 2, 1, 1), ("average", 2, 1, None)],
+    ),
 )
 def test_a_stage_that_was_skipped_is_served_again(
     source: str, iteration: int, every: int, after: int | None, prepared: Path, folder: Folder

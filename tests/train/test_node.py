@@ -15,6 +15,7 @@ from torch import distributed as dist
 from train.alone import free_port
 from train.jobs import make_cluster, make_job
 from train.running import Running, is_alive, signal_to
+from warm import FIRST
 
 from skippipe.application import compose
 from skippipe.context import Context
@@ -121,40 +122,23 @@ def test_a_machine_is_lost_and_comes_back(tmp_path: Path) -> None:
 
 
 FAULT = """
-import sys
-from importlib.machinery import PathFinder
+from skippipe.train import rank
 
-class Finder(PathFinder):
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        if name != "skippipe.train.prepare.newcomers":
-            return None
-        spec = super().find_spec(name, path, target)
-        load = spec.loader.exec_module
+facts_of = rank.facts_of
 
-        def load_with_fault(module):
-            load(module)
-            facts_of = module.facts_of
+def facts_of_some(spec, layout, names, message_spec):
+    assert "local-1" not in names, "a fault of its own"
+    return facts_of(spec, layout, names, message_spec)
 
-            def facts_of_some(spec, layout, names, message_spec):
-                assert "local-1" not in names, "a fault of its own"
-                return facts_of(spec, layout, names, message_spec)
-
-            module.facts_of = facts_of_some
-
-        spec.loader.exec_module = load_with_fault
-        return spec
-
-sys.meta_path.insert(0, Finder)
+rank.facts_of = facts_of_some
 """
-"""A `sitecustomize` with which node local-1 cannot join."""
+"""With this node local-1 cannot join."""
 
 
 def test_one_of_two_that_join_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By an assertion of its own: the other one of its machine joins, the run goes on, and the record has the error."""
     (tmp_path / "stages.json").write_text(json.dumps({"stages": [[0], [2]], "absent_nodes": [1, 3]}))
-    (tmp_path / "fault").mkdir()
-    (tmp_path / "fault" / "sitecustomize.py").write_text(FAULT)
+    (tmp_path / "fault.py").write_text(FAULT)
     settings = [
         "schedule.stages=2", "schedule.skip_ratio=0", "schedule.max_swaps=0", *AT_LEISURE, "train.iterations=100000",
         "runtime.restarts=0", "checkpoint.enabled=false", "allocate.stages=stages.json",
@@ -162,9 +146,9 @@ def test_one_of_two_that_join_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with machines(tmp_path, ["local-0,local-2"], *settings) as running:
         (first,) = running
         first.until(lambda line: line.startswith("iteration    1"))
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fault"))
+        monkeypatch.setenv(FIRST, str(tmp_path / "fault.py"))
         arguments = [each for each in first.arguments if not each.startswith("runtime.node=")]
-        second = Running(tmp_path, *arguments, "runtime.node=local-1,local-3", command="node", fresh=True)
+        second = Running(tmp_path, *arguments, "runtime.node=local-1,local-3", command="node")
         running.append(second)
         second.until(lambda line: line == "AssertionError: a fault of its own\n")
         assert any(

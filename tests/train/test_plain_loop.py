@@ -13,6 +13,7 @@ from unittest.mock import patch
 import pool as pools
 import pytest
 import torch
+from effort import cases
 from model.small import run_along
 from torch import Tensor, nn
 from train.alone import EventDict, free_port, of_kind, rank_in_pool, train_alone
@@ -164,7 +165,8 @@ def kept(name: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("model", "skip_ratio"), [(LLAMA, 0.0), (LLAMA, 1 / 3), (MIXTRAL, 1 / 3)], ids=["full", "skips", "experts"]
+    ("model", "skip_ratio"),
+    [*cases([(LLAMA, 0.0)], []), (LLAMA, 1 / 3), (MIXTRAL, 1 / 3)],
 )
 def test_a_training_is_a_plain_loop(
     model: dict[str, Any], skip_ratio: float, prepared: Path, folder: Folder, pool: pools.Pool
@@ -181,7 +183,10 @@ def test_a_training_is_a_plain_loop(
         assert {event["iteration_s"], *(done.seconds for done in ranks)} == {max(done.own_s for done in ranks)}
 
 
-@pytest.mark.parametrize("name", [name for name in options("model") if name.endswith("_tiny")])
+PRESETS = [name for name in options("model") if name.endswith("_tiny")]
+
+
+@pytest.mark.parametrize("name", cases(PRESETS, PRESETS[::2]))  # their modules are all in the tests of models
 def test_a_training_of_every_tiny_preset_is_a_plain_loop(name: str, prepared: Path, folder: Folder) -> None:
     """One process serves all nodes."""
     run, job = folder("run"), job_on(prepared, schedule__skip_ratio=1 / 3)

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pool as pools
 import pytest
 import torch
 from pool import Pool
@@ -18,6 +19,7 @@ from skippipe.errors import InputError
 from skippipe.train.loop import loop
 from skippipe.train.loop.engine import DivergedError
 from skippipe.train.loop.loss_scale import GROWTH_ITERATIONS, LARGEST, LossScale
+from skippipe.train.observe import utilization
 from skippipe.train.resolve.resolve import resolve
 
 ONE_EACH: dict[str, Any] = {
@@ -38,12 +40,13 @@ def losses(events: list[dict[str, Any]]) -> list[float]:
     return [event["loss"] for kind in ("iteration", "validation") for event in of_kind(events, kind)]
 
 
-def test_many_processes_compute_as_one_does(folder: Folder, pool: Pool) -> None:
+def test_many_processes_compute_as_one_does(folder: Folder, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """bfloat16 by autocast, every second layer recomputed, the loss in chunks; rank 0 is profiled."""
     settings = {
         "autocast": "bfloat16", "activation_checkpointing": 2, "loss_chunk": 20, "profile": 1, "deterministic": True,
     }  # fmt: skip
-    job = make_job(**ONE_EACH, **{f"runtime__{key}": value for key, value in settings.items()}, train__iterations=10)
+    job = make_job(**ONE_EACH, **{f"runtime__{key}": value for key, value in settings.items()}, train__iterations=5)
+    monkeypatch.setattr(utilization, "WARM_UP", pools.WARM_UP)
     there, here = folder("many"), folder("alone")
     many, alone = train_in_pool(pool, job, THREE, there), train_alone(job, here)
     assert losses(many) == losses(alone)

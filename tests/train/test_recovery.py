@@ -32,7 +32,7 @@ from skippipe.train.resolve.resolve import resolve
 
 FOUR = [("local-0",), ("local-1",), ("local-2",), ("local-3",)]
 ITERATIONS, FATAL = 6, 4
-USUAL_MOMENTS = ("backward", "reduction", "told", "step", "checkpoint")
+USUAL_MOMENTS = ("reduction", "told", "step", "checkpoint")
 """Others are those of other tests here."""
 
 
