@@ -113,7 +113,8 @@ def test_the_table_that_ships_is_that_of_studies(study: str, number: int) -> Non
             assert record.tokens_done == measured.iterations_of(recipe) * measured.iteration_tokens
             assert run.loss == round(record.latest.loss, 4)
             shown = {row.omission: f"{math.log(row.perplexity.value):.2f}" for row in record.evaluation}
-            assert (shown["random:0.25"], shown["random:0.5"]) == (f"{run.quarter:.2f}", f"{run.half:.2f}")
+            known = [f"{loss:.2f}" for loss in (run.quarter, run.half) if loss is not None]
+            assert [shown[omission] for omission in ("random:0.25", "random:0.5") if omission in shown] == known
             job = compose("train", [f"experiment={run.arm}"])
             assert job.train.learning_rate == run.learning_rate
             if recipe.phases is None:

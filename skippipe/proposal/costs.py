@@ -27,9 +27,9 @@ class MeasuredRun:
     """peak"""
     loss: float
     """of the full model at the end, in nats"""
-    quarter: float
-    """the same with a quarter of the stages left out afterwards"""
-    half: float
+    quarter: float | None = None
+    """the same with a quarter of the stages left out afterwards; None: not evaluated"""
+    half: float | None = None
     """the same with half of them left out"""
 
 

@@ -36,9 +36,10 @@ class Candidate:
     """mean over the seeds at that rate, in nats"""
     above_full: Interval
     """the mean of the differences from the full pipeline over common seeds, with its 95% interval"""
-    quarter: float
-    """mean loss with a quarter of the stages left out afterwards"""
-    half: float
+    quarter: float | None
+    """mean loss with a quarter of the stages left out afterwards, over the runs that were evaluated so; None: none"""
+    half: float | None
+    """the same with half of them left out"""
     timing: Timing | None
     """the fastest way; None: the recipe was not measured as the cluster would run it"""
     run_s: float | None
@@ -106,11 +107,16 @@ def _candidate(regime: Regime, recipe: Recipe, timing: Timing | None, tolerance:
         learning_rate=runs[0].learning_rate,
         loss=statistics.fmean(_by_seed(runs).values()),
         above_full=_above(runs, regime.full.best(tolerance)),
-        quarter=statistics.fmean(run.quarter for run in runs),
-        half=statistics.fmean(run.half for run in runs),
+        quarter=_known_mean([run.quarter for run in runs]),
+        half=_known_mean([run.half for run in runs]),
         timing=timing,
         run_s=run_s,
     )
+
+
+def _known_mean(losses: Sequence[float | None]) -> float | None:
+    known = [loss for loss in losses if loss is not None]
+    return statistics.fmean(known) if known else None
 
 
 def _above(runs: Sequence[MeasuredRun], full: Sequence[MeasuredRun]) -> Interval:

@@ -36,7 +36,7 @@ def _row(each: Candidate, proposal: Proposal) -> list[str]:
         "-" if run_s is None else duration(run_s),
         "-" if run_s is None or not full_s else f"{run_s / full_s:.2f}",
         reaching,
-        f"{each.quarter:.2f}, {each.half:.2f}",
+        _left_out(each),
     ]
 
 
@@ -95,14 +95,19 @@ def certainty(chosen: Candidate, full: Candidate, costs: CostTable) -> str:
 
 def robustness(chosen: Candidate, proposal: Proposal) -> str:
     """Losses with stages left out afterwards, against the full pipeline and the most robust recipe."""
-    full = proposal.full
-    robust = min(proposal.candidates, key=lambda each: each.half)
+    robust = min(proposal.candidates, key=lambda each: math.inf if each.half is None else each.half)
     ours = (
-        f"with a quarter, half of the stages left out later {chosen.quarter:.2f}, {chosen.half:.2f} (full pipeline "
-        f"{full.quarter:.2f}, {full.half:.2f})"
+        f"with a quarter, half of the stages left out later {_left_out(chosen)} (full pipeline "
+        f"{_left_out(proposal.full)})"
     )
-    theirs = f"{robust.recipe.name} would have {robust.quarter:.2f}, {robust.half:.2f} at a loss of {robust.loss:.4f}"
+    theirs = f"{robust.recipe.name} would have {_left_out(robust)} at a loss of {robust.loss:.4f}"
     return ours if robust is chosen else f"{ours}; {theirs}"
+
+
+def _left_out(each: Candidate) -> str:
+    """Losses with a quarter and with half of the stages left out later."""
+    known = each.quarter is not None and each.half is not None
+    return f"{each.quarter:.2f}, {each.half:.2f}" if known else "not evaluated"
 
 
 def _beside(dense: Candidate, chosen: Candidate) -> str:

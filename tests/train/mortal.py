@@ -60,8 +60,8 @@ class Fate:
     moment: str
     """one of `MOMENTS`: before such an action, but after an optimizer step; `told`, of rank 0: once it has told the
     norm to one of the others; or while it writes a checkpoint; `connecting`: while it connects to those that are left
-    when another one is lost, or that it joins; `beside`: while it connects to them once more, for what goes on beside
-    training; `preparing`: while it makes the loop of such a generation, which follows the iteration; `slow`: it lives
+    when another one is lost, or that it joins; `beside`: before it connects to them once more, for what goes on beside
+    training; `connecting beside`: while it does so; `preparing`: while it makes the loop of such a generation, which follows the iteration; `slow`: it lives
     on, but each of its tasks takes `SLOW_S` longer; `waiting`: once it has asked to join"""
     iteration: int
     """in which, or after which the checkpoint is"""
@@ -295,12 +295,12 @@ def _set_fate(patch: pytest.MonkeyPatch, fate: Fate | None) -> None:
     def only_at_the_start(connect: Callable[..., Any]) -> Callable[..., Any]:
         calls = 0
 
-        def connecting_once(*arguments: Any) -> Any:
+        def connecting_once(*arguments: Any, **named: Any) -> Any:
             nonlocal calls
             calls += 1
             if calls > 1:
                 fate.meet()
-            return connect(*arguments)
+            return connect(*arguments, **named)
 
         return connecting_once
 
@@ -329,6 +329,8 @@ def _set_fate(patch: pytest.MonkeyPatch, fate: Fate | None) -> None:
         patch.setattr(members, "connect_group", meeting_at_once)
     elif fate.moment == "beside":
         patch.setattr(prepare, "background_group", only_at_the_start(background_group))
+    elif fate.moment == "connecting beside":
+        patch.setattr(dist, "new_group", only_at_the_start(dist.new_group))
     elif fate.moment == "waiting":
         patch.setattr(newcomer, "_await_admission", meeting_at_once)
     elif fate.moment == "slow":

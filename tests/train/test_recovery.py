@@ -129,11 +129,16 @@ def test_two_at_once(prepared: Path, folder: Folder, unbroken: dict[int, EventDi
     )
 
 
-@pytest.mark.parametrize("moment", ["connecting", "beside"])
-def test_while_the_others_connect(moment: str, prepared: Path, folder: Folder, unbroken: dict[int, EventDict]) -> None:
-    """Those left have agreed on a generation that comes to nothing: ranks are still those of the loop before it."""
+@pytest.mark.parametrize(("moment", "heartbeat_s"), [("connecting", 4.0), ("beside", 4.0), ("connecting beside", 60.0)])
+def test_while_the_others_connect(
+    moment: str, heartbeat_s: float, prepared: Path, folder: Folder, unbroken: dict[int, EventDict]
+) -> None:
+    """Those left have agreed on a generation that comes to nothing: ranks are still those of the loop before it.
+
+    Nobody waits until connecting beside the training has taken its time, which is more than two heartbeats.
+    """
     path = folder("run")
-    asked = job(prepared, **FULL, runtime__heartbeat_s=4.0)
+    asked = job(prepared, **FULL, runtime__heartbeat_s=heartbeat_s)
     first, second = (nodes[0] for nodes in resolve(asked).layout.stages)
     lives = live(asked, FOUR, path, {first: Fate("backward", FATAL), second: Fate(moment, FATAL)})
     assert [bool(status) for status in lives.statuses] == [rank in {first, second} for rank in range(4)], explained(
@@ -141,6 +146,7 @@ def test_while_the_others_connect(moment: str, prepared: Path, folder: Folder, u
     )
     (recovered,) = of_kind(lives.events, "recovered")
     assert (recovered["lost"], recovered["processes"]) == (sorted([first, second]), 2)
+    assert recovered["seconds"] < 2 * heartbeat_s, "less than what connecting may take"
     assert iterations(lives.events)[ITERATIONS]["loss"] == pytest.approx(unbroken[ITERATIONS]["loss"], rel=1e-9)
 
 

@@ -20,6 +20,7 @@ from skippipe.ranks import node_title
 from skippipe.runtime.links import Interruptible
 from skippipe.runtime.links.addresses import INTERFACE, interfaces
 from skippipe.runtime.links.gloo import first_line, open_connections
+from skippipe.runtime.links.waiting import WaitingThread
 from skippipe.train.connect.activity import announce_leaving
 from skippipe.train.connect.attempt import (
     REPORT_S,
@@ -47,6 +48,10 @@ class TextExchange(Protocol):
 
     def seal(self, secret: bytes) -> None:
         """Seal all texts from here on by a secret that the ranks of this attempt share."""
+
+    @property
+    def check(self) -> Callable[[], None]:
+        """Raises `RendezvousError` once a rank is known to be lost."""
 
 
 @dataclass(frozen=True)
@@ -292,12 +297,20 @@ def background_group(rendezvous: Rendezvous, key: str, timeout_s: float) -> dist
         RendezvousError: a rank is lost, or cannot be reached.
 
     """
-    # Whoever is lost by now is noticed here: nothing can break off the connecting itself.
-    rendezvous.all_gather(key, "")
+    rendezvous.all_gather(key, "")  # from here on it takes no longer than connecting may
+    groups: list[object] = []
+    # Nothing can break off the connecting itself: a thread that waits for a lost rank is left behind.
+    connecting = WaitingThread()
+    rendezvous.interruptible.append(connecting)
     try:
-        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
-    except RuntimeError as error:
+        rendezvous.texts.check()  # who was lost before has interrupted nothing here
+        connecting.call(lambda: groups.append(dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))))
+    except (RuntimeError, ConnectionError) as error:
+        if isinstance(error, RendezvousError):
+            raise
         raise RendezvousError(f"the ranks cannot connect to each other: {first_line(error)}") from ConnectionError()
+    connecting.close()
+    (group,) = groups
     assert isinstance(group, dist.ProcessGroup), "all ranks are in it"
     # Its name in older versions of torch is the second one.
     set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # noqa: SLF001
