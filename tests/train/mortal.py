@@ -61,8 +61,9 @@ class Fate:
     """one of `MOMENTS`: before such an action, but after an optimizer step; `told`, of rank 0: once it has told the
     norm to one of the others; or while it writes a checkpoint; `connecting`: while it connects to those that are left
     when another one is lost, or that it joins; `beside`: before it connects to them once more, for what goes on beside
-    training; `connecting beside`: while it does so; `preparing`: while it makes the loop of such a generation, which follows the iteration; `slow`: it lives
-    on, but each of its tasks takes `SLOW_S` longer; `waiting`: once it has asked to join"""
+    training; `connecting beside`: while it does so; `preparing`: while it makes the loop of such a generation, which
+    follows the iteration; `slow`: it lives on, but each of its tasks takes `SLOW_S` longer; `waiting`: once it has
+    asked to join"""
     iteration: int
     """in which, or after which the checkpoint is"""
     number: signal.Signals | None = signal.SIGKILL
