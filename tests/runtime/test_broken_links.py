@@ -44,3 +44,12 @@ def test_a_thread_that_waits_fails_as_its_call_does(kind: type[Exception]) -> No
         waiting.call(fail)
     waiting.call(threading.Event().is_set)
     waiting.close()
+
+
+def test_a_thread_that_waits_ends_with_what_it_waits_for() -> None:
+    before, waiting = set(threading.enumerate()), WaitingThread()
+    waiting.call(int)
+    (thread,) = set(threading.enumerate()) - before
+    del waiting
+    thread.join(20.0)
+    assert not thread.is_alive()

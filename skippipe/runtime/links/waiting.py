@@ -2,11 +2,12 @@
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 
 
 class WaitingThread:
-    """Makes the calls of one thread that wait for other ranks; started by the first of them."""
+    """Makes the calls of one thread that wait for other ranks; starts with the first one, and ends with this object."""
 
     def __init__(self) -> None:
         """Prepare."""
@@ -14,6 +15,7 @@ class WaitingThread:
         self._outcomes: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self._interrupted = threading.Event()
         self._thread: threading.Thread | None = None
+        weakref.finalize(self, self._calls.put, None)
 
     def call(self, call: Callable[[], object]) -> None:
         """Wait until a call returns; raises what it raises, and `ConnectionError` once `interrupt` was called."""
