@@ -97,7 +97,7 @@ class CostTable:
 
     source: str
     seeds_differ_by: float
-    """most by which two seeds of a recipe have differed, in nats"""
+    """by how much two seeds of a recipe differ, about, in nats: rates whose losses are as close count as equal"""
     regimes: Sequence[Regime]
 
     def regimes_of(self, depth: int, tokens: float | None) -> list[Regime]:

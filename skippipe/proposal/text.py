@@ -60,6 +60,7 @@ def proposal_lines(proposal: Proposal, costs: CostTable, iteration_tokens: int |
             f"Proposal (*): {chosen.recipe.what}; {chosen.timing.how}.",
             f"  {duration(chosen.run_s)} to the full pipeline's loss{less}.",
             "  settings: " + " ".join(f"'{each}'" if "{" in each else each for each in chosen.timing.settings),
+            *([] if chosen.recipe.tokens is None else [f"  tokens: {_longer(chosen.recipe.tokens, regime.tokens)}."]),
             f"  Peak learning rate where it was measured, hidden size {regime.hidden}: {chosen.learning_rate:g}.",
             f"  Rules bent: {', '.join(chosen.timing.bent_rules) or 'none'}.",
             f"  How sure: {certainty(chosen, full, costs)}.",
@@ -95,13 +96,18 @@ def certainty(chosen: Candidate, full: Candidate, costs: CostTable) -> str:
 
 def robustness(chosen: Candidate, proposal: Proposal) -> str:
     """Losses with stages left out afterwards, against the full pipeline and the most robust recipe."""
-    robust = min(proposal.candidates, key=lambda each: math.inf if each.half is None else each.half)
     ours = (
-        f"with a quarter, half of the stages left out later {_left_out(chosen)} (full pipeline "
+        f"loss with a quarter, half of the stages left out later: {_left_out(chosen)} (full pipeline: "
         f"{_left_out(proposal.full)})"
     )
+    known = [(each.half, number) for number, each in enumerate(proposal.candidates) if each.half is not None]
+    robust = proposal.candidates[min(known)[1]] if known else chosen
     theirs = f"{robust.recipe.name} would have {_left_out(robust)} at a loss of {robust.loss:.4f}"
     return ours if robust is chosen else f"{ours}; {theirs}"
+
+
+def _longer(tokens: float, others: float) -> str:
+    return f"{tokens / 1e6:.0f} million, {tokens / others:.2f} times as many as the full pipeline has"
 
 
 def _left_out(each: Candidate) -> str:

@@ -146,7 +146,8 @@ def test_while_the_others_connect(
     )
     (recovered,) = of_kind(lives.events, "recovered")
     assert (recovered["lost"], recovered["processes"]) == (sorted([first, second]), 2)
-    assert recovered["seconds"] < 2 * heartbeat_s, "less than what connecting may take"
+    if moment == "connecting beside":
+        assert recovered["seconds"] < 2 * heartbeat_s, "less than what connecting may take"
     assert iterations(lives.events)[ITERATIONS]["loss"] == pytest.approx(unbroken[ITERATIONS]["loss"], rel=1e-9)
 
 

@@ -26,7 +26,7 @@ class GlooWork:
     __slots__ = ("_waiting", "_work")
 
     def __init__(self, work: dist.Work, waiting: WaitingThread | None = None) -> None:
-        """Take the work; if it is large, also the thread that waits for it."""
+        """Take the work, and the thread that waits for it; None: whoever calls `wait` does."""
         self._work, self._waiting = work, waiting
 
     def wait(self, timeout_s: float) -> None:
@@ -51,6 +51,8 @@ class GlooLink(RingSums):
         if group is None:
             raise RuntimeError("no process group: call init_process_group first")
         self._group, self._waiting = group, WaitingThread()
+        self._has_large = False
+        """whether a message was large: a smaller one may stand behind it, and fails no sooner"""
 
     def isend(self, tensor: Tensor, to_rank: int, tag: int) -> GlooWork:
         """Start a send; see `Link`."""
@@ -75,7 +77,8 @@ class GlooLink(RingSums):
         self._waiting.close()
 
     def _work_of(self, tensor: Tensor, work: dist.Work) -> GlooWork:
-        return GlooWork(work, self._waiting if tensor.nbytes >= LARGE_BYTES else None)
+        self._has_large |= tensor.nbytes >= LARGE_BYTES
+        return GlooWork(work, self._waiting if self._has_large else None)
 
 
 def open_connections() -> frozenset[int]:

@@ -25,9 +25,16 @@ class WaitingThread:
             self._thread = threading.Thread(target=_make, args=[self._calls, self._outcomes], daemon=True)
             self._thread.start()
         self._calls.put(call)
-        failure = self._outcomes.get()
-        if failure is not None:
-            raise failure
+        try:
+            failure = self._outcomes.get()
+        except BaseException:  # of a signal: the outcome would be taken for that of the next call
+            self.interrupt()
+            raise
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            del failure  # whose traceback has this frame, and so what the call holds
 
     def interrupt(self) -> None:
         """Leave the call behind that is under way, and allow no other; called by any thread."""

@@ -56,7 +56,7 @@ def open_links(  # noqa: PLR0913, PLR0917 - what links depend on
 ) -> Links:
     """The links to the other ranks, those of `network` emulated if the job asks for it. All ranks call this.
 
-    They are closed with the stack.
+    Those between GPUs are closed with the stack, all of them when the ranks regroup.
 
     Raises:
         InputError: NCCL is asked for where it cannot be used, or emulated links between several machines.

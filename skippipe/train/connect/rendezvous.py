@@ -305,9 +305,9 @@ def background_group(rendezvous: Rendezvous, key: str, timeout_s: float) -> dist
     try:
         rendezvous.texts.check()  # who was lost before has interrupted nothing here
         connecting.call(lambda: groups.append(dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))))
-    except (RuntimeError, ConnectionError) as error:
-        if isinstance(error, RendezvousError):
-            raise
+    except RendezvousError:
+        raise
+    except (RuntimeError, ValueError, ConnectionError) as error:  # torch finds the name taken by a group left behind
         raise RendezvousError(f"the ranks cannot connect to each other: {first_line(error)}") from ConnectionError()
     connecting.close()
     (group,) = groups

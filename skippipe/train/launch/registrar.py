@@ -54,7 +54,7 @@ class Registrar:
             os.write(self._telling, pickle.dumps((rank_spec.rank, rank_spec.process_token)))
 
     def end(self) -> None:
-        """Have it end once it has told of all deaths, and wait until it is gone."""
+        """Have it end once it has told of all deaths, if the store answers, and wait until it is gone."""
         os.close(self._telling)
         deadline = time.monotonic() + LAST_S
         while not self.has_ended:
