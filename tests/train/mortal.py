@@ -21,7 +21,6 @@ from torch import distributed as dist
 from train.alone import EventDict
 
 from skippipe.checkpoint.saving import CheckpointSaver
-from skippipe.measure import stages
 from skippipe.runtime.actions import Action, Norm, Reduce, Step, Task
 from skippipe.runtime.executor import Executor
 from skippipe.runtime.links.collectives import DOWN_TAG
@@ -216,7 +215,6 @@ def _await(folder: Path, sign: str) -> None:
 def _be_rank(rank: int, life: _Life, folder: Path) -> NoReturn:
     status = 1
     torch.set_num_threads(1)
-    stages.STAGE_S, stages.HEAD_S = pools.TIMED_S
     try:
         with (folder / f"events-{rank}").open("w", buffering=1) as file, pytest.MonkeyPatch.context() as patch:
             _set_fate(patch, life.fate)
