@@ -107,6 +107,7 @@ def robustness(chosen: Candidate, proposal: Proposal) -> str:
 
 
 def _longer(tokens: float, others: float) -> str:
+    """Tokens of a recipe that has more than the `others`."""
     return f"{tokens / 1e6:.0f} million, {tokens / others:.2f} times as many as the full pipeline has"
 
 

@@ -58,13 +58,11 @@ class Registrar:
         os.close(self._telling)
         deadline = time.monotonic() + LAST_S
         while not self.has_ended:
-            process, _ = os.waitpid(self.process, os.WNOHANG)
-            self.has_ended = process == self.process
-            if not self.has_ended and time.monotonic() > deadline:
+            if late := time.monotonic() > deadline:
                 os.kill(self.process, signal.SIGKILL)
-                os.waitpid(self.process, 0)
-                self.has_ended = True
-            elif not self.has_ended:
+            process, _ = os.waitpid(self.process, 0 if late else os.WNOHANG)
+            self.has_ended = process == self.process
+            if not self.has_ended:
                 time.sleep(LAST_PAUSE_S)
 
 
